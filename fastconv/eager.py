@@ -259,12 +259,12 @@ def convolve(
 
 
 def convolve_around(
-    state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None,
+    state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
     around: tuple[Tensor | None, Tensor | None, Tensor | None, str], key: Settings, precision: str,
 ) -> Tensor | None:  # fmt: skip
-    """`convolve` without gradients and residuals, of batched tensors without autocast. `around`: the output that is
-    written, scale and shift of an affine input, and the activation behind these (`ops.layer_forward_around`). None if
-    the general operator has to do it, or a norm apart."""
+    """`convolve` without gradients, of batched tensors without autocast. `around`: the output that is written, scale
+    and shift of an affine input, which has no residual, and the activation behind these (`ops.layer_forward_around`).
+    None if the general operator has to do it, or a norm apart."""
     layer = state.layer_of(key)
     mode = ops.PRECISIONS[precision]
     if state.frozen and not weight.requires_grad:
@@ -272,13 +272,13 @@ def convolve_around(
     if plain.is_of_class(x, precision):
         mode |= ops.ADMITS_TORCH
     try:
-        y = ops.layer_forward_around(x, weight, bias, *around, layer, mode)
+        y = ops.layer_forward_around(x, weight, bias, residual, *around, layer, mode)
         while y is None and _prepared(state, layer, weight, key[4], precision):
-            y = ops.layer_forward_around(x, weight, bias, *around, layer, mode)
+            y = ops.layer_forward_around(x, weight, bias, residual, *around, layer, mode)
     except failures.UnseenError:
         return None
     if y is None and mode & ops.ADMITS_TORCH:
-        y, out = _run_torch(x, weight, bias, None, key), around[0]
+        y, out = _run_torch(x, weight, bias, residual, key), around[0]
         if y is not None and out is not None:
             return out.copy_(y)
     return y

@@ -49,7 +49,7 @@ def _register_flop_formulas() -> None:
 
     @register(ops.conv2d_packed_into_op)
     def _(out: Any, input: Any, *rest: Any, out_shape: Any, **_: Any) -> int:
-        geometry = rest[4]
+        geometry = rest[5]
         return forward(input, geometry[:4], None, None, None, None, False, out_val=out)
 
     @register(ops.conv_transpose2d_op)
@@ -253,17 +253,22 @@ def _register_lowerings() -> None:
     into = lowering.fallback_handler(ops.conv2d_packed_into_op)
 
     def conv2d_scatter(
-        input: Any, packed: Any, bias: Any, scale: Any, shift: Any, buffer: Any, begin: int, geometry: Any, *rest: Any
-    ) -> Any:
-        into(channels(buffer, begin, geometry[0]), input, packed, bias, scale, shift, geometry, *rest)
+        input: Any, packed: Any, bias: Any, residual: Any, scale: Any, shift: Any, buffer: Any, begin: int,
+        geometry: Any, *rest: Any,
+    ) -> Any:  # fmt: skip
+        into(channels(buffer, begin, geometry[0]), input, packed, bias, residual, scale, shift, geometry, *rest)
         return buffer
 
-    def strides(node: Any, input: Any, *rest: Any) -> Any:
-        """Those that the graph expects of the input (`Editor.expect_channels_last`); the tensor that is written must be
-        itself, not a copy."""
+    def strides(node: Any, *args: Any) -> Any:
+        """Those that the graph expects of input and residual (`Editor.expect_channels_last`); the tensor that is
+        written must be itself, not a copy."""
         kept = node.meta.get("eager_input_vals")
-        wanted = kept[0][0] if kept else node.args[0].meta["val"]
-        return (ir.ExternKernel.require_exact_strides(input, wanted.stride()), *rest), {}
+        result = list(args)
+        for place in (0, 3):
+            if args[place] is not None:
+                wanted = kept[0][place] if kept else node.args[place].meta["val"]
+                result[place] = ir.ExternKernel.require_exact_strides(args[place], wanted.stride())
+        return tuple(result), {}
 
     lowering.register_lowering(ops.channel_scatter_op, type_promotion_kind=None)(channel_scatter)
     lowering.register_lowering(ops.conv2d_packed_scatter_op, type_promotion_kind=None)(conv2d_scatter)

@@ -119,11 +119,12 @@ class Conv2d(Layer, nn.Conv2d):
         return key, settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
 
     def _convolve_around(
-        self, x: Tensor, out: Tensor | None, scale: Tensor | None, shift: Tensor | None, input_activation: str
-    ) -> Tensor | None:
-        """What forward returns, without a residual, of input_activation(x * scale + shift), and into `out`, which may
-        be a range of channels; where these are given. Of eager tensors without gradients (`is_eager`). None if that is
-        not for here: a norm that is faster apart, hooks, padding that is not zeros alike on both sides."""
+        self, x: Tensor, residual: Tensor | None, out: Tensor | None, scale: Tensor | None, shift: Tensor | None,
+        input_activation: str,
+    ) -> Tensor | None:  # fmt: skip
+        """What forward returns, of input_activation(x * scale + shift), which has no residual, and into `out`, which
+        may be a range of channels; where these are given. Of eager tensors without gradients (`is_eager`). None if that
+        is not for here: a norm that is faster apart, hooks, padding that is not zeros alike on both sides."""
         parameters, attributes = self._parameters, self.__dict__  # nn.Module's __getattr__ takes its time
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if weight is None or "bias" not in parameters or not is_plain(weight) or "_is_replica" in attributes:
@@ -136,10 +137,12 @@ class Conv2d(Layer, nn.Conv2d):
             if padded is not x:
                 return None
         activation, slope = attributes.get("activation") or "none", attributes.get("negative_slope", 0.0)
-        key, precision = self._key(x, padding, activation, slope, False, False)
+        after = residual is not None and bool(attributes.get("residual_after"))
+        key, precision = self._key(x, padding, activation, slope, after, False)
         if settings.log_calls:
             self._log(x, padding, key[0], precision, activation)
-        return convolve_around(self._fastconv, x, weight, bias, (out, scale, shift, input_activation), key, precision)
+        around = out, scale, shift, input_activation
+        return convolve_around(self._fastconv, x, weight, bias, residual, around, key, precision)
 
     def _log(self, x: Tensor, padding: Any, algorithm: str, precision: str, activation: str) -> None:
         pairs = pair("stride", self.stride), pair("padding", padding), pair("dilation", self.dilation)

@@ -65,6 +65,31 @@ def skip(m: Any, x: Tensor) -> Tensor:
     return m.wide(cat(F.interpolate(m.b(F.avg_pool2d(y, 2)), y.shape[2:]), y))
 
 
+def chain(m: Any, y: Tensor, blocks: int) -> Tensor:
+    """RRDB's inner blocks: the sum behind each is the first part of the next one's list."""
+    for _ in range(blocks):
+        y = y + m.wide(cat(y, m.a(y)))
+    return y
+
+
+def chain_of_chains(m: Any, x: Tensor) -> Tensor:
+    y = m.b(x)
+    for _ in range(2):
+        y = y + chain(m, y, 2)
+    return m.c(y)
+
+
+def wider_next(m: Any, x: Tensor) -> Tensor:
+    y = m.b(x)
+    y = m.wide(cat(y, m.a(y))) + y
+    return m.wider(cat(y, m.a(y), m.c(y)))
+
+
+def added_twice(m: Any, x: Tensor) -> Tensor:
+    y = m.b(x)
+    return m.up(m.wide(cat(y, m.a(y)))) + m.up(m.a(x) + y) + m.up(m.c(x) + y)
+
+
 # The model, the codes of its concatenations, how many of its convolutions write a range, how many ranges are copied.
 CASES = {
     "dense block": (dense, ["", "", ""], 4, 0),
@@ -84,6 +109,15 @@ CASES = {
     "of another dtype": (lambda m, x: cat(m.a(x), m.b(x).double()), ["dtype"], 0, 0),
     "nothing of ours": (lambda m, x: cat(x.sin(), x), ["producers"], 0, 0),
     "along another dimension": (lambda m, x: torch.cat([m.a(x), m.b(x)], 2), [], 0, 0),
+    "a chain of sums": (lambda m, x: m.c(chain(m, m.b(x), 3)), [""] * 3, 7, 0),
+    "a chain that is returned": (lambda m, x: chain(m, m.b(x), 3), [""] * 3, 6, 0),
+    "a chain from the input": (lambda m, x: m.c(chain(m, x, 2)), [""] * 2, 4, 1),
+    "a chain of chains": (chain_of_chains, [""] * 4, 9, 1),
+    "a residual in a narrower tensor": (wider_next, ["", ""], 4, 1),
+    "two residuals of ours": (added_twice, [""], 1, 1),
+    "residual and input": (lambda m, x: m.wide(cat(m.a(y := m.b(x)) + y, y)), [""], 2, 0),
+    "a sum": (lambda m, x: m.wide(cat(m.up(x) + m.up(-x), m.a(m.up(x)))), [""], 1, 1),
+    "a sum that nobody else computes": (lambda m, x: m.wide(cat(m.up(x) + m.up(-x), m.up(x))), ["producers"], 0, 0),
     "of three": (lambda m, x: cat(m.a(x), x.cos(), m.b(x)), [""], 2, 1),
 }
 

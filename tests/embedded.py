@@ -29,15 +29,16 @@ def into(
     shift: torch.Tensor | None = None,
     input_activation: str = "none",
     packed: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
 ) -> None:
-    """conv2d_packed_into of a case, whose residual and max-pool the operator has not."""
+    """conv2d_packed_into of a case, whose max-pool the operator has not, with the residual that is given."""
     shape, epilogue = case.shape, case.epilogue
     if packed is None:
         packed = pack_weight(case.weight, shape.groups, algorithm, cls)
     geometry = [*case.weight.shape, *shape.stride, *shape.padding, *shape.dilation, shape.groups]
     torch.ops.fastconv.conv2d_packed_into(
-        out, case.input, packed, case.bias, scale, shift, geometry, out.stride(1) == 1, algorithm, CLASSES[cls][1],
-        epilogue.activation, epilogue.negative_slope, input_activation,
+        out, case.input, packed, case.bias, residual, scale, shift, geometry, out.stride(1) == 1, algorithm,
+        CLASSES[cls][1], epilogue.activation, epilogue.negative_slope, input_activation, epilogue.residual_after,
     )  # fmt: skip
 
 

@@ -331,5 +331,6 @@ def test_errors_name_the_argument():
     packed = pack_weight(case.weight, 1, "direct", "fp32")
     with pytest.raises(RuntimeError, match="expected 11 integers"):
         torch.ops.fastconv.conv2d_packed_into(
-            out, case.input, packed, None, None, None, [1] * 10, True, "direct", "fp32", "none", 0.0, "none"
-        )
+            out, case.input, packed, None, None, None, None, [1] * 10, True, "direct", "fp32", "none", 0.0, "none",
+            False,
+        )  # fmt: skip

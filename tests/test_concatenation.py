@@ -151,8 +151,8 @@ def test_operators_change_nothing():
     written = torch.ops.fastconv.channel_scatter(x, buffer, 8)
     torch.testing.assert_close(written, torch.cat([buffer[:, :8], x, buffer[:, 16:]], 1), rtol=0, atol=0)
     scale, shift = torch.randn(8), torch.randn(8)
-    rest = (geometry, True, "implicit_gemm", "fp32", "none", 0.0, "relu")
-    written = torch.ops.fastconv.conv2d_packed_scatter(x, packed, None, scale, shift, buffer, 16, *rest)
+    rest = (geometry, True, "implicit_gemm", "fp32", "none", 0.0, "relu", False)
+    written = torch.ops.fastconv.conv2d_packed_scatter(x, packed, None, None, scale, shift, buffer, 16, *rest)
     y = F.conv2d((x * scale[:, None, None] + shift[:, None, None]).relu(), weight, padding=1)
     torch.testing.assert_close(written, torch.cat([buffer[:, :16], y], 1), rtol=1e-4, atol=1e-4)
     assert torch.equal(buffer, before)
@@ -161,15 +161,15 @@ def test_operators_change_nothing():
 def test_fake_operators():
     buffer, x, packed, _ = tensors()
     geometry = [8, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1]
-    rest = (geometry, True, "implicit_gemm", "fp32", "none", 0.0, "none")
+    rest = (geometry, True, "implicit_gemm", "fp32", "none", 0.0, "none", False)
     torch.library.opcheck(torch.ops.fastconv.channel_scatter.default, (x, buffer, 8))
     scatter = torch.ops.fastconv.conv2d_packed_scatter.default
-    torch.library.opcheck(scatter, (x, packed, None, None, None, buffer, 0, *rest))
+    torch.library.opcheck(scatter, (x, packed, None, None, None, None, buffer, 0, *rest))
     with (
         torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
         pytest.raises(RuntimeError, match="out has shape"),
     ):
-        torch.ops.fastconv.conv2d_packed_into(buffer, x, packed, None, None, None, *rest)
+        torch.ops.fastconv.conv2d_packed_into(buffer, x, packed, None, None, None, None, *rest)
 
 
 def test_flops():
@@ -178,8 +178,8 @@ def test_flops():
     buffer = buffer.contiguous(memory_format=torch.channels_last)
     geometry = [8, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1]
     with FlopCounterMode(display=False) as found:
-        rest = (geometry, True, "implicit_gemm", "fp32", "none", 0.0, "none")
-        torch.ops.fastconv.conv2d_packed_into(buffer[:, 8:16], x, packed, None, None, None, *rest)
+        rest = (geometry, True, "implicit_gemm", "fp32", "none", 0.0, "none", False)
+        torch.ops.fastconv.conv2d_packed_into(buffer[:, 8:16], x, packed, None, None, None, None, *rest)
     with FlopCounterMode(display=False) as wanted:
         y = F.conv2d(x, weight, padding=1)
     assert found.get_total_flops() == wanted.get_total_flops()

@@ -46,14 +46,19 @@ def codes(module: fastconv.FusedModule) -> list[str]:
     return sorted(code for code, count in module.report.concatenations.items() for _ in range(count))
 
 
-# What differs from graphs that Inductor lowers: a list of one value is a concatenation here, and what reads a value in
-# eager calls may not take a range.
+# What differs from graphs that Inductor lowers: a list of one value is a concatenation here, what reads a value in
+# eager calls may not take a range, and a layer that is called twice is one.
 DIFFERENT = {
     "dense block": (["", "", "", ""], 4),
     "skip connection": (["producers"], 0),
     "another reader": (["", "producers"], 1),
     "returned, too": ([""], 1),
     "a part of itself is returned": (["", "readers"], 3),
+    "a chain of sums": ([""] * 3, 3),
+    "a chain that is returned": ([""] * 3, 3),
+    "a chain from the input": ([""] * 2, 2),
+    "a chain of chains": ([""] * 4, 3),
+    "a residual in a narrower tensor": (["", ""], 3),
 }
 
 
@@ -178,14 +183,36 @@ def test_densenet() -> None:
             assert torch.equal(fuse_quietly(network, **OURS)(x), y)
 
 
+def rrdb() -> nn.Module:
+    """With fewer channels and blocks, and sums that stay within half types."""
+    body = [definitions.Residual(nn.Sequential(*(definitions.Dense(16, 8) for _ in range(3)))) for _ in range(2)]
+    network = nn.Sequential(definitions.conv(3, 16), *body, *definitions.upsample(16, 1), definitions.conv(16, 3))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(0.5)
+    return network.eval().to(memory_format=torch.channels_last)
+
+
+def test_rrdb() -> None:
+    """Nothing is copied: the sum behind a block is in its last convolution, that around three blocks is computed in the
+    range that comes next."""
+    result = fused(rrdb(), images(1, 12), images(2, 7))
+    assert codes(result) == [""] * 30
+    assert ours(result).count("conv+residual+cat") == 6
+    assert ours(result).count("conv+cat") == 25
+    names = result._lowerings.latest.forward.__code__.co_names
+    assert {name.rpartition("ranges_")[2] for name in names if name.endswith("into")} == {"convolve_into", "add_into"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types(dtype: torch.dtype) -> None:
-    m, x = densenet().to(dtype), images(2, 32).to(dtype)
-    result = fuse_quietly(m, **OURS)
-    with torch.no_grad():
-        y, plain, exact = result(x), m(x), copy.deepcopy(m).double()(x.double())
-    assert ours(result).count("bn+relu+conv+bn+relu") == 5
-    assert relative_error(y.double(), exact) < 2 * relative_error(plain.double(), exact)
+    for network, part, count in ((densenet(), "bn+relu+conv+bn+relu", 5), (rrdb(), "conv+residual+cat", 6)):
+        m, x = network.to(dtype), images(2, 32).to(dtype)
+        result = fuse_quietly(m, **OURS)
+        with torch.no_grad():
+            y, plain, exact = result(x), m(x), copy.deepcopy(m).double()(x.double())
+        assert ours(result).count(part) == count
+        assert relative_error(y.double(), exact) < 2 * relative_error(plain.double(), exact)
 
 
 def test_weights_that_change_take_the_norms_along() -> None:
@@ -303,6 +330,21 @@ def test_a_norm_or_a_range_that_costs_more_than_a_pass_is_none(monkeypatch: pyte
     assert codes(result) == ["producers"]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_rrdb_on_a_gpu: {NO_GPU}")
+def test_rrdb_on_a_gpu() -> None:
+    network, x = rrdb().cuda(), images(1, 128).cuda()
+    exact = copy.deepcopy(network).double()
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        plain = copy.deepcopy(network).to(dtype)
+        with torch.no_grad():
+            wanted = exact(x.double())
+            limit = max(1e-4, 2 * relative_error(plain(x.to(dtype)).double(), wanted))
+            for arguments in ({}, OURS, {"algorithm": "winograd_fused"}):
+                result = fuse_quietly(plain, **arguments)
+                for _ in range(2):
+                    assert relative_error(result(x.to(dtype)).double(), wanted) < limit, arguments
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_half_types_and_graphs_on_a_gpu: {NO_GPU}")
 def test_half_types_and_graphs_on_a_gpu() -> None:
     """Captured after one call; the weights change between replays."""
@@ -348,5 +390,29 @@ def test_values_that_are_not_known_before() -> None:
 
     result = fused(model(of_values), picture(4))
     assert codes(result) == []
-    with pytest.raises(RuntimeError, match="expected the same dtype, and sizes that differ in channels alone"):
-        ranges.copy_into(picture(1, 1, 1), picture(1, 3, 3), 0)
+    for write in (ranges.copy_into, lambda x, *where: ranges.add_into(x, x, *where)):
+        with pytest.raises(RuntimeError, match="expected the same dtype, and sizes that differ in channels alone"):
+            write(picture(1, 1, 1), picture(1, 3, 3), 0)
+
+
+def test_sums_of_values_that_differ() -> None:
+    """As `+` takes them."""
+    x, y = picture(2, 3, 4), torch.randn(8, 1, 1)
+    buffer = ranges.add_into(x, y, 16, 8)
+    assert torch.equal(buffer[:, 8:], x + y)
+    assert torch.equal(ranges.add_into(x, x, buffer, 0)[:, :8], x + x)
+    assert torch.equal(buffer[:, 8:], x + y)
+
+
+def test_layers_with_a_residual_that_were_replaced_since() -> None:
+    m, x = model(CASES["a chain of sums"][0]).eval(), picture()
+    result = fuse_quietly(m, **OURS)
+    with torch.no_grad():
+        y, called = result(x), []
+        wide = result.get_submodule("wide")
+        wide.forward = lambda *inputs, forward=wide.forward: called.append(len(inputs)) or forward(*inputs)
+        assert relative_error(result(x), y) < 1e-6
+        assert called == [2] * 3
+        wide._fastconv.resolved = "torch"
+        del wide.forward
+        assert relative_error(result(x), y) < 1e-5

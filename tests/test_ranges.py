@@ -142,6 +142,52 @@ def test_an_empty_batch(algorithm):
         into(fresh(plain), plain, algorithm, "fp32")
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("algorithm", OWN)
+def test_residuals(algorithm, cls, device):
+    """A residual that is a range beside one of y: of a tensor as wide, another range of the same, of a narrower one and
+    of its own."""
+    if cls not in ALGORITHMS[algorithm]["accuracy"]:
+        pytest.skip(f"{algorithm} does not offer class {cls}")
+    epilogues = [
+        Epilogue(residual=True), Epilogue(residual=True, bias=True, activation="relu"),
+        Epilogue(residual=True, activation="leaky_relu", residual_after=True),
+        Epilogue(residual=True, bias=True, activation="silu"),
+    ]  # fmt: skip
+    shapes = WIDE + SMALL[::3] + LARGE if device == "cuda" else WIDE + SMALL[::9]
+    wrong = []
+    with poisoned_memory():
+        for i, shape in enumerate(supported(algorithm, shapes, cls, "nhwc", device)):
+            plain = make_case(shape, cls, "nhwc", device, epilogues[i % len(epilogues)])
+            k, unit = shape.k, 16 // plain.input.element_size()
+            wide = -(-k // unit) * unit + unit
+            assert plain.residual is not None
+            both, whole_of_both = channels_of(plain.residual, 2 * wide, unit, OUTSIDE)
+            measure = yardstick(plain, cls)
+            for residual, out, whole in [
+                (
+                    channels_of(plain.residual, wide, 0, math.nan)[0],
+                    *channels_of(both, wide, unit * (k % unit == 0), OUTSIDE),
+                ),
+                (both, whole_of_both[:, wide : wide + k], whole_of_both),
+                (channels_of(plain.residual, wide, 0, math.nan)[0], *channels_of(both, wide + unit, unit, OUTSIDE)),
+                (plain.residual, *channels_of(both, wide, 0, OUTSIDE)),
+                (both, fresh(plain), None),
+            ]:
+                out.fill_(math.nan)
+                into(out, plain, algorithm, cls, residual=residual)
+                what = f"{shape} {plain.epilogue}, residual of {residual.stride(3)}, y of {out.stride(3)} channels"
+                assert ops.last_call()["algorithm"] == algorithm, what
+                wrong += [f"{what}: {text}" for text in measure.violations(out, algorithm, cls)]
+                assert torch.equal(both, plain.residual), what
+                if whole is whole_of_both:
+                    both.fill_(OUTSIDE)
+                assert whole is None or untouched(whole, out), what
+                both.copy_(plain.residual)
+    assert not wrong, "\n".join(wrong)
+
+
 def test_ranges_that_overlap_nothing_else():
     """A dense block: each convolution reads the channels before and writes those behind, in one tensor."""
     torch.manual_seed(0)
@@ -188,6 +234,19 @@ def test_costs(device, dtype):
     assert both["implicit_gemm"]["cost_us"] == plain["implicit_gemm"]["cost_us"]
 
 
+def test_residuals_of_ranges_go_to_kernels_that_read_them():
+    """On the GPU the persistent kernel of implicit_gemm reads a residual as a tensor of its own: y is copied."""
+    device, many = _C.h200_device(), {"n": 64, "c": 192, "h": 56, "w": 56, "k": 256, "r": 1, "s": 1}
+    few = {"n": 1, "c": 192, "h": 128, "w": 128, "k": 64, "r": 3, "s": 3, "padding": (1, 1)}
+    for sizes, copies in ((many, True), (few, False)):
+        row = candidates(device, **sizes, layout="nhwc", dtype="float16", residual=True, y_channels=512)[
+            "implicit_gemm"
+        ]
+        assert row["ok"]
+        assert row["copies_y"] == copies
+        assert row["config"].startswith("wgmma, single tile") != copies
+
+
 def test_few_channels_are_copied_or_read_by_another_kernel():
     """The kernel for first layers takes no range of x; it may still be what runs."""
     device = _C.h200_device()
@@ -214,5 +273,10 @@ def test_errors_name_the_argument():
     ]:
         with pytest.raises(RuntimeError, match=text):
             into(out, case, "direct", "fp32")
+    residual, scale = torch.zeros_like(good), torch.ones(8)
+    with pytest.raises(RuntimeError, match=r"residual has shape \[2, 3, 3, 4\]; expected the output's \[2, 4, 3, 4\]"):
+        into(good, case, "direct", "fp32", residual=residual[:, :3])
+    with pytest.raises(RuntimeError, match="expected a residual or the other two"):
+        into(good, case, "direct", "fp32", scale, scale, residual=residual)
     with pytest.raises(RuntimeError, match="packed weight has"):
         into(good, case, "direct", "fp32", packed=pack_weight(case.weight, 1, "direct", "fp32")[:-16])

@@ -86,8 +86,7 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
             std::string(name) + " is " + std::to_string(channels) + "; expected 0, or at least " +
                 std::to_string(least) + " in layout nhwc");
   }
-  require(y_channels == 0 || (!residual && !max_pool),
-          "y_channels is " + std::to_string(y_channels) + "; expected 0 with a residual or a max-pool");
+  require(y_channels == 0 || !max_pool, "y_channels is " + std::to_string(y_channels) + "; expected 0 with a max-pool");
   require(!max_pool || !residual, "max_pool is True; expected no residual beside it");
   require(!max_pool || (problem.p() >= 2 && problem.q() >= 2),
           "max_pool is True of an output of " + pair(problem.p(), problem.q()) + "; expected at least (2, 2)");

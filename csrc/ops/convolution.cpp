@@ -136,6 +136,11 @@ std::optional<ConvProblem> input_gradient_problem(const ConvProblem& settings, c
   return fits ? std::optional(problem) : std::nullopt;
 }
 
+std::int64_t channels_written(const Tensor& out, const std::optional<Tensor>& residual) {
+  const std::int64_t channels = channels_around(out);
+  return !residual || channels_around(*residual) == channels ? channels : 0;
+}
+
 Tensor dense(const Tensor& weight) { return is_channels_last(weight) ? weight : in_layout(weight, Layout::nchw); }
 
 Tensor torch_convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -180,7 +185,9 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   const Tensor x = problem.x_channels != 0 ? read : aligned(in_layout(read, problem.layout));
   std::optional<Tensor> bias, residual;
   if (given_bias) bias = aligned(in_layout(*given_bias, Layout::nchw));
-  if (given_residual) residual = aligned(in_layout(*given_residual, problem.layout));
+  if (given_residual) {
+    residual = problem.y_channels != 0 ? *given_residual : aligned(in_layout(*given_residual, problem.layout));
+  }
 
   const bool pack_here = weight != nullptr && kernels.pack != nullptr;
   const Tensor filters = weight == nullptr ? *packed

@@ -38,6 +38,10 @@ struct Around {
   std::optional<Tensor> out, scale, shift;
 };
 
+// What ConvProblem::y_channels is of an output that is given, in NHWC. Kernels read a residual where they write y:
+// where it does not lie so, y is a tensor of its own.
+std::int64_t channels_written(const Tensor& out, const std::optional<Tensor>& residual);
+
 Tensor dense(const Tensor& weight);  // in channels_last if it is that, else contiguous
 
 // PyTorch's own convolution in the problem's class and layout, with its switches as `backend_flags` has them; without

@@ -53,7 +53,7 @@ bool fits_around(const Around& around, const ConvProblem& problem, const Tensor&
   const bool is_output = !around.out || (has_shape(*around.out, problem.n, problem.k, problem.p(), problem.q()) &&
                                          is_alike(input, *around.out) && !problem.max_pool);
   return is_output && around.scale.has_value() == around.shift.has_value() && is_of_channels(around.scale) &&
-         is_of_channels(around.shift);
+         is_of_channels(around.shift) && !(around.scale && problem.has_residual());
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   if (!problem || !fits_around(around, *problem, input)) return std::nullopt;
   if (problem->layout == Layout::nhwc) {
     problem->x_channels = channels_around(input);
-    if (around.out) problem->y_channels = channels_around(*around.out);
+    if (around.out) problem->y_channels = channels_written(*around.out, residual);
   }
   problem->input_affine = around.scale.has_value(), problem->input_activation = input_activation;
   const DeviceInfo& device = device_of(input);
@@ -307,11 +307,11 @@ std::optional<Tensor> layer_forward(const Tensor& input, const Tensor& weight, s
 // Into `out`, which may be a range of channels, where that is given; of input_activation(input * scale + shift) where
 // these are.
 std::optional<Tensor> layer_forward_around(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
-                                           std::optional<Tensor> out, std::optional<Tensor> scale,
-                                           std::optional<Tensor> shift, std::string input_activation,
-                                           std::int64_t layer, std::int64_t mode) {
+                                           std::optional<Tensor> residual, std::optional<Tensor> out,
+                                           std::optional<Tensor> scale, std::optional<Tensor> shift,
+                                           std::string input_activation, std::int64_t layer, std::int64_t mode) {
   const Around around{std::move(out), std::move(scale), std::move(shift)};
-  return layer_at(layer).forward(input, weight, bias, std::nullopt, CallMode(mode), last_status, around,
+  return layer_at(layer).forward(input, weight, bias, residual, CallMode(mode), last_status, around,
                                  activation_from_name(input_activation));
 }
 
@@ -356,8 +356,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
       "layer_forward(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, int layer, int mode) -> "
       "Tensor?");
   library.def(
-      "layer_forward_around(Tensor input, Tensor weight, Tensor? bias, Tensor(a!)? out, Tensor? scale, Tensor? shift, "
-      "str input_activation, int layer, int mode) -> Tensor(a!)?");
+      "layer_forward_around(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, Tensor(a!)? out, "
+      "Tensor? scale, Tensor? shift, str input_activation, int layer, int mode) -> Tensor(a!)?");
   library.def("layer_status() -> int");
   library.def("layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision) -> ()");
   library.def("layer_refresh(Tensor weight, int layer) -> ()");

@@ -279,14 +279,15 @@ Tensor conv2d_packed_compiled(const Tensor& input, const Tensor& packed, std::op
 // conv2d_packed_compiled into `out`, which may be a range of channels of a larger tensor, of an input that is read as
 // input_activation(input * scale + shift).
 void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, std::optional<Tensor> bias,
-                        std::optional<Tensor> scale, std::optional<Tensor> shift, IntList geometry, bool channels_last,
-                        std::string algorithm, std::string precision, std::string activation, double negative_slope,
-                        std::string input_activation) {
+                        std::optional<Tensor> residual, std::optional<Tensor> scale, std::optional<Tensor> shift,
+                        IntList geometry, bool channels_last, std::string algorithm, std::string precision,
+                        std::string activation, double negative_slope, std::string input_activation,
+                        bool residual_after) {
   FASTCONV_REQUIRE(geometry.size() == 11, "geometry is " + to_text(geometry) + "; expected 11 integers");
   const auto g = geometry.begin();
   const IntList weight_shape{g, g + 4}, stride{g + 4, g + 6}, padding{g + 6, g + 8}, dilation{g + 8, g + 10};
-  const Arguments arguments{bias,      std::nullopt, stride,     padding,        dilation, g[10],
-                            algorithm, precision,    activation, negative_slope, 0,        Limits{}};
+  const Arguments arguments{bias,      residual,   stride,         padding, dilation, g[10],         algorithm,
+                            precision, activation, negative_slope, 0,       Limits{}, residual_after};
   const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
   ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
   require_packed(packed, input);
@@ -296,6 +297,7 @@ void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, s
   FASTCONV_REQUIRE(out.scalar_type() == input.scalar_type(), "out and input differ in dtype");
   require_same_device(input, out, "out");
   FASTCONV_REQUIRE(scale.has_value() == shift.has_value(), "one of scale and shift is None; expected both or neither");
+  FASTCONV_REQUIRE(!residual || !scale, "residual, scale and shift are given; expected a residual or the other two");
   problem.input_affine = scale.has_value();
   const bool has_activation = input_activation == "relu" || input_activation == "relu6" || input_activation == "silu";
   FASTCONV_REQUIRE(
@@ -312,7 +314,7 @@ void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, s
   };
   require_channels("scale", scale);
   require_channels("shift", shift);
-  if (layout == Layout::nhwc) problem.y_channels = channels_around(out);
+  if (layout == Layout::nhwc) problem.y_channels = channels_written(out, residual);
   const auto guard = device_guard(input);
   require_packing(packed, problem, device_of(input), weight_shape, algorithm, precision);
   run(input, nullptr, &packed, problem, arguments, {out, scale, shift});
@@ -368,9 +370,9 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
       "conv2d_packed_compiled(Tensor input, Tensor packed, Tensor? bias, Tensor? residual, SymInt[] geometry, "
       "bool channels_last, str settings) -> Tensor");
   library.def(
-      "conv2d_packed_into(Tensor(a!) out, Tensor input, Tensor packed, Tensor? bias, Tensor? scale, Tensor? shift, "
-      "SymInt[] geometry, bool channels_last, str algorithm, str precision, str activation, float negative_slope, "
-      "str input_activation) -> ()");
+      "conv2d_packed_into(Tensor(a!) out, Tensor input, Tensor packed, Tensor? bias, Tensor? residual, Tensor? scale, "
+      "Tensor? shift, SymInt[] geometry, bool channels_last, str algorithm, str precision, str activation, "
+      "float negative_slope, str input_activation, bool residual_after) -> ()");
   library.def(
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");

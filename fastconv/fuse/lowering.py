@@ -231,7 +231,8 @@ class _Ranges(Editor):
             activation = self.graph.get_attr(str(rest[0].target)) if rest and rest[0].op == "call_module" else None
             before = [self.graph.get_attr(str(first.target)), norm.activation, activation]
             self.taken |= dict.fromkeys(norm.nodes)
-        arguments = (self.graph.get_attr(str(conv.target)), norm.x if norm else conv.args[0], before)
+        x, residual = norm.x if norm else conv.args[0], conv.args[1] if len(conv.args) > 1 else None
+        arguments = (self.graph.get_attr(str(conv.target)), x, residual, before)
         if target is None:
             node = self.graph.call_function(ranges.convolve, arguments)
         else:
@@ -242,11 +243,16 @@ class _Ranges(Editor):
         return node
 
     def _write(self, node: fx.Node) -> None:
-        """What writes a range, by a call: an upsampling that nobody else reads is computed there."""
+        """What writes a range, by a call: a sum or an upsampling that nobody else reads is computed there."""
         value, *where = node.args
         node.target = ranges.copy_into
         assert isinstance(value, fx.Node)
-        if concatenation.is_upsampling(value) and list(value.users) == [node]:
+        if list(value.users) != [node]:
+            return
+        if concatenation.is_sum(value):
+            node.target, node.args = ranges.add_into, (*read(value)[1], *where)
+            self.erase(value)
+        elif concatenation.is_upsampling(value):
             with self.graph.inserting_before(node):
                 layer = self.graph.get_attr(str(value.target))
             node.target, node.args = ranges.upsample_into, (layer, *value.args, *where)
@@ -257,12 +263,13 @@ class _Ranges(Editor):
         for node in list(self.graph.nodes):
             if node.target is ops.channel_scatter_op:
                 self._write(node)
-            if node.target in (ranges.copy_into, ranges.convolve_into, ranges.upsample_into):
+            if node.target in (ranges.copy_into, ranges.add_into, ranges.convolve_into, ranges.upsample_into):
                 node.args = tuple(self.new.get(arg, arg) if isinstance(arg, fx.Node) else arg for arg in node.args)
             if node.target is aten.slice.Tensor:
                 tensor, dim, begin, end = node.args
                 with self.graph.inserting_before(node):
                     new = self.graph.call_method("narrow", (tensor, dim, begin, end - begin))  # type: ignore[operator]
+                new.meta["val"] = value_of(node)
                 node.replace_all_uses_with(new)
                 self.erase(node, new)
         for node in self.new:

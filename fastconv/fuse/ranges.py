@@ -21,31 +21,33 @@ from fastconv.ops.geometry import pair
 Before = Sequence[Any]
 
 
-def convolve(layer: Any, x: Tensor, before: Before) -> Tensor:
-    """layer(activation(norm(x)))"""
-    y = _through(layer, x, before, None)
-    return layer(_normed(x, before)) if y is None else y  # type: ignore[no-any-return]
+def convolve(layer: Any, x: Tensor, residual: Tensor | None, before: Before) -> Tensor:
+    """layer(activation(norm(x))), or layer(x, residual)"""
+    y = _through(layer, x, residual, before, None)
+    return _called(layer, x, residual, before) if y is None else y
 
 
-def convolve_into(layer: Any, x: Tensor, before: Before, buffer: Tensor | int, begin: int) -> Tensor:
+def convolve_into(
+    layer: Any, x: Tensor, residual: Tensor | None, before: Before, buffer: Tensor | int, begin: int
+) -> Tensor:
     """`convolve` into the channels from `begin` on of a tensor in channels_last; of a number, in a new one of so many
     channels. Returns the tensor."""
     if not isinstance(layer, Conv2d):
-        return copy_into(layer(_normed(x, before)), buffer, begin)
+        return copy_into(_called(layer, x, residual, before), buffer, begin)
     if isinstance(buffer, int):
         _, padding = explicit_padding(x, layer.weight, layer.padding, layer.dilation)
         where = pair("stride", layer.stride), padding, pair("dilation", layer.dilation)
         size = ops.output_size(x.shape, layer.weight.shape, *where)
         if min(size) < 1:
-            return convolve(layer, x, before)  # which says so
+            return convolve(layer, x, residual, before)  # which says so
         buffer = _new(x, buffer, *size)
     out = buffer.narrow(1, begin, layer.out_channels)
-    y = _through(layer, x, before, out)
+    y = _through(layer, x, residual, before, out)
     if y is None and before:
-        x = _normed(x, before)
-        y = _through(layer, x, (), out)
+        x, before = _normed(x, before), ()
+        y = _through(layer, x, residual, before, out)
     if y is None:
-        _copy(out, layer(x))
+        _copy(out, _called(layer, x, residual, before))
     return buffer
 
 
@@ -68,19 +70,34 @@ def upsample_into(layer: Any, x: Tensor, buffer: Tensor | int, begin: int) -> Te
     return buffer
 
 
-def _through(layer: Any, x: Tensor, before: Before, out: Tensor | None) -> Tensor | None:
+def add_into(a: Tensor, b: Tensor, buffer: Tensor | int, begin: int) -> Tensor:
+    """a + b there; returns the tensor."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return copy_into(a + b, buffer, begin)
+    if isinstance(buffer, int):
+        buffer = _new(a, buffer, *a.shape[2:])
+    torch.add(a, b, out=_checked(buffer.narrow(1, begin, a.shape[1]), a))
+    return buffer
+
+
+def _called(layer: Any, x: Tensor, residual: Tensor | None, before: Before) -> Tensor:
+    x = _normed(x, before)
+    return layer(x) if residual is None else layer(x, residual)  # type: ignore[no-any-return]
+
+
+def _through(layer: Any, x: Tensor, residual: Tensor | None, before: Before, out: Tensor | None) -> Tensor | None:
     """What the layer's kernels make of activation(norm(x)); None if a norm apart is faster, or modules are not what
     they were when the code was made: replaced, in training mode, altered."""
     if not isinstance(layer, Conv2d) or is_altered(layer):
         return None
     if not before:
-        return layer._convolve_around(x, out, None, None, "none")
+        return layer._convolve_around(x, residual, out, None, None, "none")
     norm, name, activation = before
     if type(norm) is not InputNorm or norm.training or is_altered(norm):
         return None
     if activation is not None and is_altered(activation):
         return None
-    return layer._convolve_around(x, out, *norm.factors(), name)
+    return layer._convolve_around(x, residual, out, *norm.factors(), name)
 
 
 def _normed(x: Tensor, before: Before) -> Tensor:
@@ -99,12 +116,17 @@ def _new(like: Tensor, channels: int, h: int, w: int) -> Tensor:
 
 
 def _copy(out: Tensor, value: Tensor) -> None:
+    if _checked(out, value).is_cuda:
+        upsampling.upsample_nearest2d_into(out, value)  # 16 bytes at a time, PyTorch's copy an element
+    else:
+        out.copy_(value)
+
+
+def _checked(out: Tensor, value: Tensor) -> Tensor:
+    """`out`, if it has room for the value as it is."""
     if out.shape != value.shape or out.dtype != value.dtype:  # which a copy would broadcast, or round
         raise RuntimeError(
             f"values of {list(out.shape)}, {out.dtype} and {list(value.shape)}, {value.dtype} are concatenated along "
             "channels; expected the same dtype, and sizes that differ in channels alone"
         )
-    if out.is_cuda:
-        upsampling.upsample_nearest2d_into(out, value)  # 16 bytes at a time, PyTorch's copy an element
-    else:
-        out.copy_(value)
+    return out

@@ -36,9 +36,9 @@ library.define(
 )
 library.define("channel_scatter(Tensor x, Tensor buffer, SymInt begin) -> Tensor")
 library.define(
-    "conv2d_packed_scatter(Tensor input, Tensor packed, Tensor? bias, Tensor? scale, Tensor? shift, Tensor buffer, "
-    "SymInt begin, SymInt[] geometry, bool channels_last, str algorithm, str precision, str activation, "
-    "float negative_slope, str input_activation) -> Tensor"
+    "conv2d_packed_scatter(Tensor input, Tensor packed, Tensor? bias, Tensor? residual, Tensor? scale, Tensor? shift, "
+    "Tensor buffer, SymInt begin, SymInt[] geometry, bool channels_last, str algorithm, str precision, str activation, "
+    "float negative_slope, str input_activation, bool residual_after) -> Tensor"
 )
 
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
@@ -203,15 +203,16 @@ _layer_forward_around = torch.ops.fastconv.layer_forward_around.default
 
 
 def layer_forward_around(
-    input: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, scale: Tensor | None, shift: Tensor | None,
-    input_activation: str, layer: int, mode: int,
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor | None,
+    scale: Tensor | None, shift: Tensor | None, input_activation: str, layer: int, mode: int,
 ) -> Tensor | None:  # fmt: skip
-    """`layer_forward` without a residual, of input_activation(input * scale + shift) and into `out` [N, K, P, Q], which
-    may be a range of channels; where these are given. None, too, where a norm apart is faster."""
+    """`layer_forward` of input_activation(input * scale + shift), which has no residual, and into `out` [N, K, P, Q],
+    which may be a range of channels; where these are given. None, too, where a norm apart is faster."""
+    around = out, scale, shift, input_activation
     try:
-        y: Tensor | None = _layer_forward_around(input, weight, bias, out, scale, shift, input_activation, layer, mode)
+        y: Tensor | None = _layer_forward_around(input, weight, bias, residual, *around, layer, mode)
     except RuntimeError as error:
-        _raise_translated(_layer_forward_around, error, (input, weight, bias))
+        _raise_translated(_layer_forward_around, error, (input, weight, bias, residual))
     return y
 
 

@@ -75,9 +75,9 @@ def _(input, packed, bias, residual, geometry, channels_last, settings):  # type
 
 
 @torch.library.register_fake(ops.conv2d_packed_into_op, lib=ops.library)
-def _(out, input, packed, bias, scale, shift, geometry, channels_last, *rest):  # type: ignore[no-untyped-def]
+def _(out, input, packed, bias, residual, scale, shift, geometry, channels_last, *rest):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else ops.format_of(input)
-    wanted = _fake_conv2d(input, geometry[:4], bias, None, _split(geometry[4:]), False, memory_format).shape
+    wanted = _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), False, memory_format).shape
     torch._check(out.shape == wanted, lambda: f"fastconv: out has shape {list(out.shape)}; expected {list(wanted)}")
     torch._check(out.dtype == input.dtype, lambda: "fastconv: out and input differ in dtype")
 

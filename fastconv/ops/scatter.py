@@ -20,14 +20,14 @@ def _channel_scatter(x: Tensor, buffer: Tensor, begin: int) -> Tensor:
 
 
 def _conv2d_packed_scatter(
-    input: Tensor, packed: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, buffer: Tensor,
-    begin: int, geometry: Sequence[int], channels_last: bool, *others: object,
+    input: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor | None, scale: Tensor | None,
+    shift: Tensor | None, buffer: Tensor, begin: int, geometry: Sequence[int], channels_last: bool, *others: object,
 ) -> Tensor:  # fmt: skip
-    """input_activation(input * scale + shift) [N, C, H, W] convolved, into the channels of `buffer` [N, B, P, Q] from
-    `begin` on."""
+    """input_activation(input * scale + shift) [N, C, H, W] convolved, or input with a residual [N, K, P, Q] added,
+    into the channels of `buffer` [N, B, P, Q] from `begin` on."""
     result = buffer.clone()
     out = result.narrow(1, begin, geometry[0])
-    ops.conv2d_packed_into_op(out, input, packed, bias, scale, shift, geometry, channels_last, *others)
+    ops.conv2d_packed_into_op(out, input, packed, bias, residual, scale, shift, geometry, channels_last, *others)
     return result
 
 
@@ -41,5 +41,5 @@ def _(x, buffer, begin):  # type: ignore[no-untyped-def]
 
 
 @torch.library.register_fake(ops.conv2d_packed_scatter_op, lib=ops.library)
-def _(input, packed, bias, scale, shift, buffer, *others):  # type: ignore[no-untyped-def]
+def _(input, packed, bias, residual, scale, shift, buffer, *others):  # type: ignore[no-untyped-def]
     return torch.empty_like(buffer)

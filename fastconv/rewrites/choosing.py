@@ -17,9 +17,11 @@ from fastconv.rewrites.convolution import (
     Call,
     Taken,
     call_of,
+    channels_around,
     is_channels_last,
     is_in_class,
     is_librarys,
+    is_like_output,
     is_static,
     plan_of,
     planned,
@@ -165,7 +167,9 @@ class Around(NamedTuple):
 
 def can_stand_around(call: Call | None) -> bool:
     """Whether the operator that has something around it does all of the call."""
-    return call is not None and call.residual is None and not call.max_pool and is_static(call.input)
+    if call is None or call.max_pool or not is_static(call.input):
+        return False
+    return call.residual is None or is_like_output(call, value_of(call.residual))
 
 
 def _around(call: Call, norm: Norm | None, y_channels: int) -> Around | None:
@@ -186,7 +190,7 @@ def _around(call: Call, norm: Norm | None, y_channels: int) -> Around | None:
 
 def _norm_of(call: Call) -> Norm | None:
     """The norm through which all who read the normed value can read."""
-    norm = norm_before(call.input)
+    norm = norm_before(call.input) if call.residual is None else None
     if norm is None or any(p is not None and value_of(p).device != value_of(norm.x).device for p in norm.parameters):
         return None
     return norm if all(_reads_through(user, norm) for user in call.input.users) else None
@@ -204,19 +208,25 @@ def is_read_through(norm: fx.Node) -> bool:
 
 def _reads_through(node: fx.Node, norm: Norm) -> bool:
     call = call_of(node)
-    if call is None or not can_stand_around(call):
+    if call is None or call.residual is not None or not can_stand_around(call):
         return False
     around = _around(call, norm, _y_channels(node))
     return around is not None and around.norm is not None
 
 
 def _y_channels(node: fx.Node) -> int:
-    target = _target(node)
-    return 0 if target is None else int(value_of(target).shape[1])
+    target, call = _target(node), call_of(node)
+    if target is None or call is None:
+        return 0
+    channels = int(value_of(target).shape[1])
+    # Kernels read a residual where they write.
+    is_beside = call.residual is None or channels_around(value_of(call.residual)) == channels
+    return channels if is_beside else 0
 
 
 def writes_range(node: fx.Node, channels: int) -> bool:
-    """Whether the kernels of a convolution will write into a range of so many channels."""
+    """Whether the kernels of a convolution will write into a range of so many channels; of one with a residual, if that
+    is such a range, too."""
     call = call_of(node)
     around = _around(call, _norm_of(call), channels) if call is not None and can_stand_around(call) else None
     return around is not None and around.y_channels != 0
@@ -280,9 +290,9 @@ def _scatter_operator(match: Match, edit: Editor) -> fx.Node:
         input_activation = around.norm.activation
     stride, padding, dilation, groups = call.geometry
     return edit.emit(
-        ops.conv2d_packed_scatter_op, around.call(call).input, packed, call.bias, scale, shift, buffer, begin,
-        [*weight.shape, *stride, *padding, *dilation, groups], channels_last, around.algorithm, call.precision,
-        call.activation, call.negative_slope, input_activation,
+        ops.conv2d_packed_scatter_op, around.call(call).input, packed, call.bias, call.residual, scale, shift, buffer,
+        begin, [*weight.shape, *stride, *padding, *dilation, groups], channels_last, around.algorithm, call.precision,
+        call.activation, call.negative_slope, input_activation, call.residual_after,
     )  # fmt: skip
 
 

@@ -5,6 +5,9 @@ before the first of them, has each one written into its range where it is comput
 concatenation, or the value, that range. Lists that are part of another one (a dense block concatenates all its values
 again for each layer) are ranges of the longer one's tensor. A range is written once, by `ops.channel_scatter_op`;
 `choosing` then has convolutions whose kernels can do that write it themselves.
+
+Kernels read a residual where they write: a convolution with one writes a range if that is a range of a tensor of as
+many channels. `_Places` decides which values stand where.
 """
 
 from __future__ import annotations
@@ -42,13 +45,12 @@ class _List:
     parts: list[fx.Node]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Buffer:
     """The tensor of a list, of which others are a part."""
 
     whole: _List
     lists: list[_List] = field(default_factory=list)  # all of them
-    direct: set[fx.Node] = field(default_factory=set)  # those that write their range themselves
 
     @property
     def channels(self) -> int:
@@ -86,17 +88,25 @@ def concatenate(graph: fx.Graph, asked: Asked, edit: Editor) -> list[Concatenati
         buffer.lists.append(each)
     for buffer in buffers:
         buffer.lists += [copy for copy in copies if buffer.holds(copy.parts) and not _obstacle(copy)]
-    now: dict[fx.Node, fx.Node] = {}  # where a value is that has been written into a buffer
     for buffer in buffers:
         for each in list(buffer.lists):
             if each is not buffer.whole and (_is_returned(each.node) or not _reads_range(each.node, buffer.channels)):
                 buffer.lists.remove(each)
                 codes[each.node] = "readers"
-        buffer.direct = {part for part in buffer.whole.parts if part not in now and _is_direct(part, buffer.channels)}
-        if buffer.direct:
-            _rewrite(graph, buffer, now, edit)
+    places = _Places(buffers)
+    now: dict[fx.Node, fx.Node] = {}  # where a value is that has been written into a buffer
+    for buffer in buffers:
+        if buffer in places.buffers:
+            _rewrite(graph, buffer, places, now, edit)
         else:
             codes.update((each.node, "producers") for each in buffer.lists)
+    for node, channels in places.followers.items():
+        with graph.inserting_before(node):
+            empty = edit.empty_channels(value_of(node), channels)
+        with graph.inserting_before(node.next):
+            tensor = edit.emit(ops.channel_scatter_op, node, empty, 0)
+            readers = [user for user in node.users if user is not tensor]
+            edit.replace(node, _range(edit, tensor, 0, value_of(node)), readers)
     edit.refresh()
     return [Concatenation(each.node.name, codes[each.node]) for each in found]
 
@@ -140,19 +150,33 @@ def _is_returned(node: fx.Node) -> bool:
     return any(user.op == "output" for user in node.users)
 
 
-def _reads_range(node: fx.Node, channels: int, but: fx.Node | None = None) -> bool:
-    """Whether those who read a value may read a range of so many channels in its place: of convolutions those whose
-    kernels take one, all else that Inductor makes."""
-    return all(_takes_range(user, node, channels) for user in node.users if user is not but)
+def _reads_range(node: fx.Node, channels: int) -> bool:
+    """Whether those who read a value may read a range of so many channels in its place, and nobody has it for a
+    residual."""
+    return all(_takes_range(user, node, channels) and not _adds(user, node) for user in node.users)
+
+
+def _residual_of(node: fx.Node) -> fx.Node | None:
+    call = call_of(node)
+    return None if call is None else call.residual
+
+
+def _adds(user: fx.Node, value: fx.Node) -> bool:
+    """Whether the value is the residual of a convolution."""
+    return _residual_of(user) is value
 
 
 def _takes_range(user: fx.Node, value: fx.Node, channels: int) -> bool:
+    """Whether it may read a range of so many channels in the value's place: of convolutions those whose kernels take
+    one, all else that Inductor makes. Residuals are `_Places`'s question."""
     if user.target is aten.convolution.default or user.op == "output":
         return False
     call = call_of(user)
     if call is None:
         return "spelled" not in user.meta or (spelled(user).obstacle is None and _takes_strides(user))
-    if call.input is not value or call.residual is value or not is_channels_last(call):
+    if call.input is not value:
+        return call.residual is value
+    if not is_channels_last(call):
         return False
     row = plan_of(call, x_channels=channels)
     return row is not None and not is_librarys(row["algorithm"]) and not row["copies_x"]
@@ -164,19 +188,23 @@ def _takes_strides(user: fx.Node) -> bool:
     target = read(user)[0]
     if target is aten._native_batch_norm_legit_no_training.default:
         return is_read_through(user)
-    return target is aten.cat.default or any(target is activation for activation, *_ in ACTIVATIONS.values())
+    by_element = aten.add.Tensor, *(activation for activation, *_ in ACTIVATIONS.values())
+    return target is aten.cat.default or target in by_element
+
+
+def is_sum(node: fx.Node) -> bool:
+    """Of a graph of modules: whether it is a sum that PyTorch's eager call can write into a range."""
+    target, args, _ = read(node)
+    if "spelled" not in node.meta or target is not aten.add.Tensor or spelled(node).writes:
+        return False
+    y, values = value_of(node), [value_of(arg) for arg in args]
+    return all(isinstance(x, Tensor) and (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device) for x in values)
 
 
 def _is_made_there(part: fx.Node) -> bool:
     """Whether Inductor may compute the value where it is copied to, and nowhere else."""
     is_extern = part.target is aten.convolution.default or call_of(part) is not None or "spelled" in part.meta
     return part.op == "call_function" and not is_extern
-
-
-def _is_direct(part: fx.Node, channels: int) -> bool:
-    """Whether it is a convolution or an upsampling that writes its range itself, so that all its readers read that."""
-    writes = is_upsampling(part) or (can_stand_around(call_of(part)) and writes_range(part, channels))
-    return writes and _reads_range(part, channels)
 
 
 def is_upsampling(node: Any) -> bool:
@@ -186,7 +214,92 @@ def is_upsampling(node: Any) -> bool:
     return is_wanted and ops.dtype_name(value_of(node).dtype) != "other"
 
 
-def _rewrite(graph: fx.Graph, buffer: _Buffer, now: dict[fx.Node, fx.Node], edit: Editor) -> None:
+class _Places:
+    """Which of the tensors are made, and which values are computed in a range, so that all their readers read that: the
+    most that satisfy each other."""
+
+    def __init__(self, buffers: list[_Buffer]) -> None:
+        self.can: dict[tuple[fx.Node, int], bool] = {}
+        self.buffers, made = buffers, None
+        while made is None or len(made) < len(self.buffers):
+            self.buffers = buffers if made is None else made
+            self._place()
+            made = [buffer for buffer in self.buffers if not all(map(is_sum, self._direct_in(buffer)))]
+
+    def _place(self) -> None:
+        # By part: the tensor where it stands; of two, the first one.
+        self.home = {part: buffer for buffer in reversed(self.buffers) for part in buffer.whole.parts}
+        self.direct = {part for part, buffer in self.home.items() if self._can_write(part, buffer.channels)}
+        # Convolutions that are in no list, but add what is in one: they write a range of a tensor as wide, of which
+        # nobody writes the rest.
+        self.followers: dict[fx.Node, int] = {}
+        for part, buffer in self.home.items():
+            for node in part.users if part in self.direct else ():
+                if _adds(node, part) and node not in self.home and self._can_follow(node, buffer.channels):
+                    self.followers[node] = buffer.channels
+        while self._restrict():
+            pass
+
+    def _direct_in(self, buffer: _Buffer) -> list[fx.Node]:
+        return [part for part in buffer.whole.parts if part in self.direct and self.home[part] is buffer]
+
+    def _can_follow(self, node: fx.Node, channels: int) -> bool:
+        value = value_of(node)
+        return not is_written(node) and is_aligned(value, channels, value.shape[1]) and self._can_write(node, channels)
+
+    def _can_write(self, node: fx.Node, channels: int) -> bool:
+        if (node, channels) not in self.can:
+            self.can[node, channels] = _can_write(node, channels)
+        return self.can[node, channels]
+
+    def channels(self, node: fx.Node) -> int:
+        """Of the tensor with the range in which the value stands, be it a copy; 0: there is none."""
+        home = self.home.get(node)
+        return self.followers.get(node, 0) if home is None else home.channels
+
+    def _is_direct(self, node: fx.Node, channels: int) -> bool:
+        return (node in self.direct or node in self.followers) and self.channels(node) == channels
+
+    def _restrict(self) -> bool:
+        """Takes out what cannot be where it is; whether there was something."""
+        direct = {part for part in self.direct if self._fits(part, copies=1)}
+        followers = {
+            node: channels
+            for node, channels in self.followers.items()
+            if self._fits(node, copies=0) and _residual_of(node) in direct
+        }
+        is_less = len(direct) < len(self.direct) or len(followers) < len(self.followers)
+        self.direct, self.followers = direct, followers
+        return is_less
+
+    def _fits(self, node: fx.Node, copies: int) -> bool:
+        """Whether its residual stands in a tensor as wide, and whether those that have it for theirs write into such a
+        one, but for so many, which copy it. (One copies as much as if the value were copied to its range.)"""
+        residual, channels = _residual_of(node), self.channels(node)
+        if residual is not None and self.channels(residual) != channels:
+            return False
+        return sum(_adds(user, node) and not self._is_direct(user, channels) for user in node.users) <= copies
+
+    def readers(self, part: fx.Node, but: fx.Node) -> list[fx.Node]:
+        """Those who read the range of a part."""
+        channels, users = self.channels(part), [user for user in part.users if user is not but]
+        if part in self.direct:
+            return users
+        users = [user for user in users if _takes_range(user, part, channels)]
+        made_there = _is_made_there(part)
+        return [user for user in users if (self._is_direct(user, channels) if _adds(user, part) else made_there)]
+
+
+def _can_write(node: fx.Node, channels: int) -> bool:
+    """Whether what computes it writes into a range of so many channels, if its residual is such a range, and those who
+    read it can read one."""
+    call = call_of(node)
+    computes = is_sum(node) or is_upsampling(node)
+    can = computes if call is None else can_stand_around(call) and writes_range(node, channels)
+    return can and all(_takes_range(user, node, channels) for user in node.users)
+
+
+def _rewrite(graph: fx.Graph, buffer: _Buffer, places: _Places, now: dict[fx.Node, fx.Node], edit: Editor) -> None:
     order = sorted(buffer.whole.parts, key=lambda part: now.get(part, part))
     inputs = max(graph.find_nodes(op="placeholder"), default=next(iter(graph.nodes)))
     with graph.inserting_before(max(inputs.next, now.get(order[0], order[0]))):
@@ -198,10 +311,12 @@ def _rewrite(graph: fx.Graph, buffer: _Buffer, now: dict[fx.Node, fx.Node], edit
         following = at.next
         with graph.inserting_before(following):
             tensor = written[part] = edit.emit(ops.channel_scatter_op, value, tensor, begin)
-            readers = [user for user in part.users if user is not tensor and _takes_range(user, part, buffer.channels)]
-            if readers and value is part and (part in buffer.direct or _is_made_there(part)):
-                now[part] = _range(edit, tensor, begin, value_of(part))
-                edit.replace(part, now[part], readers)
+            readers = places.readers(part, tensor) if value is part else []
+            if readers:
+                new = _range(edit, tensor, begin, value_of(part))
+                if part in places.direct or _is_made_there(part):
+                    now[part] = new
+                edit.replace(part, new, readers)
         at = following.prev
     for each in buffer.lists:
         last = max(each.parts, key=order.index)

@@ -201,6 +201,13 @@ def _sizes(call: Call) -> list[int] | None:
     return None if None in sizes else sizes  # type: ignore[return-value]
 
 
+def is_like_output(call: Call, value: Any) -> bool:
+    """Whether it has the sizes and the dtype of the convolution's output, as what kernels add has."""
+    x, weight = value_of(call.input), value_of(call.weight)
+    size = [x.shape[0], weight.shape[0], *ops.output_size(x.shape, weight.shape, *call.geometry[:3])]
+    return isinstance(value, Tensor) and list(value.shape) == size and value.dtype == x.dtype
+
+
 def channels_around(value: Tensor) -> int:
     """How many channels the NHWC tensor has of which the value is a range that kernels can read and write; 0: it is
     none. As csrc/ops/arguments.cpp finds it when the call runs."""

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <optional>
 #include <string>
+#include <variant>
 
 #include "algos/implicit_gemm/kernels.h"
 #include "core/algorithm.h"
@@ -45,6 +46,14 @@ Support supports_affine(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
+ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device);
+
+// The persistent kernel copies a residual to shared memory, and adds it to partial sums, as a tensor of its own.
+bool reads_dense_residual(const ConvProblem& problem, const DeviceInfo& device) {
+  if (!problem.has_residual() || problem.y_channels == 0 || !persistent::is_used(problem, device)) return false;
+  return std::holds_alternative<persistent::Plan>(plan_as<Plan>(plan(problem, device).kernel_plan.get()));
+}
+
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.groups > max_groups) {
     return Support::no("groups", "groups is " + std::to_string(problem.groups) + "; implicit_gemm needs at most " +
@@ -70,6 +79,11 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
                                      std::to_string(persistent::max_stride) + " on this GPU");
   }
   if (problem.input_affine && device.type == DeviceType::cuda) return supports_affine(problem, device);
+  if (reads_dense_residual(problem, device)) {
+    return Support::no("ranges", "y, and with it the residual, is a range of a tensor of " +
+                                     std::to_string(problem.y_channels) +
+                                     " channels; implicit_gemm's persistent kernel needs a residual of its own");
+  }
   return Support::yes();
 }
 
