@@ -156,8 +156,10 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
         if node.op == "call_function" and is_kept and node.target in decompositions:
             edit.inline(node, decompositions[node.target], decompositions)
     edit.refresh()
-    images = {ops.conv2d_op: (0, 3), ops.conv2d_packed_op: (0, 4), ops.conv2d_packed_scatter_op: (0, 3)}
-    images[ops.group_norm_op] = (0,)
+    images: dict[Any, tuple[int, ...]] = {
+        ops.conv2d_op: (0, 3), ops.conv2d_packed_op: (0, 4), ops.conv2d_packed_scatter_op: (0, 3),
+        ops.group_norm_op: (0,),
+    }  # fmt: skip
     for operator, places in images.items():
         for node in graph.find_nodes(op="call_function", target=operator):
             if ops.format_of(value_of(node)) == torch.channels_last:
