@@ -161,6 +161,29 @@ def test_a_rival_with_a_run_of_its_own_is_compared_with_ours_of_that_run(project
     assert "| ResNet-50, batch 64 | 2.00x | - | - | - |" in documents.region("h200/overview", folder)
 
 
+def test_networks_by_class_and_fp32_over_tf32(project):
+    """TF32's time is PyTorch's in class tf32, ours the one in class fp32."""
+    path = project / "benchmarks/results/h200/networks.json"
+    document = results.read(path)
+    first = document["rows"][0]
+    assert (first["network"], first["class"], first["batch"]) == ("resnet50", "fp32", 64)
+    document["rows"].append(first | {"class": "tf32", "us": 8000.0, "peers": {"torch_eager": 12000.0}})
+    results.write(path, document)
+    ours = min(row["us"] for row in document["rows"] if (row["network"], row["class"]) == ("resnet50", "fp32"))
+    ratio = f"{12000.0 / ours:.2f}x"
+    table = documents.region("h200/networks/best", path.parents[1])
+    assert table.splitlines()[0].endswith("| `fp32` over TF32 |")
+    (line,) = (line for line in table.splitlines() if line.startswith("| ResNet-50 | 64 |"))
+    assert "| 8.00, 12.00, 1.50x |" in line
+    assert line.strip("| ").endswith(ratio.replace("0.", "**0.") + "**" if ours > 12000.0 else ratio)
+    (line,) = (
+        line
+        for line in documents.region("h200/overview", path.parents[1]).splitlines()
+        if "ResNet-50, batch 64" in line
+    )
+    assert ratio in line
+
+
 def test_a_rival_without_a_time_says_why(project):
     path = project / "benchmarks/results/h200/networks_autotune.json"
     rival_file(project, "networks_autotune", compile_max_autotune=None)
@@ -233,11 +256,10 @@ def test_regret_has_a_row_for_each_part(project):
 
 def test_overview_has_a_row_for_each_set_and_network(project):
     table = documents.region("h200/overview", project / "benchmarks/results").splitlines()
-    assert table[0] == "|  | `fp32` | `tf32` | `fp16` | `bf16` |"
+    assert table[0] == "|  | `fp32` | `tf32` | `fp16` | `bf16` | `fp32` over TF32 |"
     assert table[2:] == [
-        "| 3x3 layers, batch 64, 1 of 22 | 1.00x | - | - | - |",  # 4, 0.5 and 0.5
-        "| 3x3 layers, batch 1, 1 of 22 | 3.00x | - | - | - |",
-        "| ResNet-50, batch 64 | 2.00x | - | - | - |",
+        "| 3x3 layers, batch 64, 1 of 22 | 1.00x | - | - | - | - |",  # 4, 0.5 and 0.5
+        "| ResNet-50, batch 64 | 2.00x | - | - | - | - |",
     ]
 
 

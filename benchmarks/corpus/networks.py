@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -79,11 +80,17 @@ def _run_pyramid(model: Any, x: Tensor) -> Any:
     return model.head(list(model.backbone(x).values()))
 
 
+def _even(x: Tensor, *size: int) -> Tensor:
+    """Values between -1 and 1, the same every time, of the input's dtype."""
+    values = torch.linspace(-1, 1, math.prod(size), device=x.device)
+    return values.reshape(size).to(x.dtype)
+
+
 def _condition(width: int, tokens: int = 77, **more: tuple[int, ...]) -> Run:
     def run(model: nn.Module, x: Tensor) -> Any:
         n = x.shape[0]
-        added = {name: torch.empty(n, *size, device=x.device) for name, size in more.items()}
-        context = torch.empty(n, tokens, width, device=x.device)
+        added = {name: _even(x, n, *size) for name, size in more.items()}
+        context = _even(x, n, tokens, width)
         return model(x, torch.ones(n, device=x.device), context, added_cond_kwargs=added or None)
 
     return run

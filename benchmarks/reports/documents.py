@@ -11,6 +11,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/sets                         geometric means of all other sets and passes
     <gpu>/networks/<class>             whole networks, a row per mode
     <gpu>/networks/summary[/<class>]   a row per network: ours, PyTorch today, what cuDNN could do
+    <gpu>/networks/best                a row per network: the fastest of ours and of PyTorch's by class
     <gpu>/networks/rivals              against max-autotune and the best cuDNN layers; or `(not measured)`
     <gpu>/networks/peers/<class>       every form of PyTorch
     <gpu>/energy                       of an image, whole networks; or `(not measured)`
@@ -114,6 +115,8 @@ def region(name: str, results: Path) -> str:
             return networks.summary(file("networks"), None, *rivals())
         case ["networks", "summary", accuracy] if accuracy in CLASSES:
             return networks.summary(file("networks"), accuracy, *rivals())
+        case ["networks", "best"]:
+            return networks.best_table(file("networks"))
         case ["networks", "rivals"]:
             return networks.rivals_table(*rivals()) if any(rivals()) else sentences.NOTHING
         case ["networks", "peers", accuracy] if accuracy in CLASSES:

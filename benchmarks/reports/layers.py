@@ -30,6 +30,13 @@ def _error_ratio(row: Row) -> float | None:
     return row["error"] / row["peer_error"] if row["error"] is not None and row["peer_error"] else None
 
 
+def over_tf32(document: Document, n: int) -> dict[str, float]:
+    """Of each layer: how many times faster class fp32 is than the fastest TF32 of the same layer."""
+    theirs = {row["layer"]: row["best_peer_us"] for row in rows_of(document, "tf32", n)}
+    ours = {row["layer"]: row["us"] for row in rows_of(document, "fp32", n)}
+    return {layer: theirs[layer] / us for layer, us in ours.items() if us and theirs.get(layer)}
+
+
 def layer_table(document: Document, accuracy: str, n: int) -> str:
     """One row per layer: ours, the fastest peer, the ratio, both errors, the floor; then the means over C >= 64."""
     header = [
@@ -45,10 +52,8 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
     ]
     header += ["H200 floor us"]
     rows = rows_of(document, accuracy, n)
-    # How an FP32-accurate time compares with the best TF32 one of the same layer.
-    tf32 = {row["layer"]: row["best_peer_us"] for row in rows_of(document, "tf32", n)} if accuracy == "fp32" else {}
-    against = {row["layer"]: tf32[row["layer"]] / row["us"] for row in rows if tf32.get(row["layer"]) and row["us"]}
-    if tf32:
+    against = over_tf32(document, n) if accuracy == "fp32" else {}
+    if against:
         header.append("speedup over TF32")
     packing = any(row.get("us_with_packing") for row in rows)
     header += ["us with packing", "speedup with packing"] if packing else []
@@ -64,7 +69,7 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
             common.scientific(row["error"]),
             "-" if _error_ratio(row) is None else f"{_error_ratio(row):.2f}",
             common.us(row["floor_us"]),
-            *([common.times(against.get(row["layer"]))] if tf32 else []),
+            *([common.times(against.get(row["layer"]))] if against else []),
             *([common.us(row.get("us_with_packing")), common.times(_with_packing(row))] if packing else []),
         ]
         for row in rows
@@ -73,7 +78,7 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
     error = common.mean(_error_ratio(row) for row in wide)
     mean = ["geometric mean", "C >= 64", "", "", "", "", common.times(common.mean(ratio(row) for row in wide)), ""]
     mean += ["-" if error is None else f"{error:.2f}", ""]
-    mean += [common.times(common.mean(against.get(row["layer"]) for row in wide))] if tf32 else []
+    mean += [common.times(common.mean(against.get(row["layer"]) for row in wide))] if against else []
     lines.append(mean + (["", common.times(common.mean(_with_packing(row) for row in wide))] if packing else []))
     return "\n\n".join(
         [common.markdown_table(header, lines), _losses(rows), *_caveats(rows), *common.other_commits(document, rows)]

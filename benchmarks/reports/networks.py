@@ -73,6 +73,32 @@ def speedups(document: Document, autotune: Document | None = None) -> dict[Key, 
     return found
 
 
+def over_tf32(document: Document) -> dict[tuple[str, int], float | None]:
+    """The fastest of ours in class fp32 over the fastest form of PyTorch in TF32, by network and batch."""
+    found = by_network(document, None)
+    return {
+        (network, batch): speedup_of(fastest(its)[0], fastest(found.get((network, "tf32", batch), {}))[1])
+        for (network, accuracy, batch), its in found.items()
+        if accuracy == "fp32"
+    }
+
+
+def best_table(document: Document) -> str:
+    """A row per network: of each class milliseconds of the fastest of ours, of PyTorch's, and their ratio."""
+    found, tf32 = by_network(document, None), over_tf32(document)
+    classes = [name for name in CLASSES if any(accuracy == name for _, accuracy, _ in found)]
+    lines = []
+    for network, batch in dict.fromkeys((network, batch) for network, _, batch in found):
+        cells = []
+        for name in classes:
+            ours, theirs = fastest(found.get((network, name, batch), {}))
+            ratio = speedup_of(ours, theirs)
+            cells.append(f"{common.ms(ours)}, {common.ms(theirs)}, {common.times(ratio)}" if ratio else "-")
+        lines.append([TITLES.get(network, network), str(batch), *cells, common.times(tf32.get((network, batch)))])
+    header = ["network", "batch", *(f"`{name}`" for name in classes), "`fp32` over TF32"]
+    return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, document["rows"])])
+
+
 def table(document: Document, accuracy: str) -> str:
     """Whole networks, a row per mode of ours: time, the fastest form of PyTorch, how far both are from float64."""
     rows = [row for row in document["rows"] if row["class"] == accuracy]

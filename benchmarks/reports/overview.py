@@ -9,33 +9,28 @@ from benchmarks.layers.sets import suite_of
 from benchmarks.layers.suite import ratio
 from benchmarks.reports import common, layers, networks
 
-LAYERS = (  # title, set and pass as in layers.SETS and layers.PASSES, batch (None: the suite's largest)
-    ("3x3 layers, batch 64", "layers", "forward", 64),
-    ("3x3 layers, batch 1", "layers", "forward", 1),
-    ("1x1", "pointwise", "forward", None),
-    ("stride 2, 3x3 and 1x1", "strided", "forward", None),
-    ("first layers, 5x5 and 7x7", "stems", "forward", None),
-    ("grouped and depthwise", "groups", "forward", None),
-    ("3x3, input gradient", "layers", "backward_input", None),
-    ("3x3, weight gradient", "layers", "backward_weight", None),
-)
+BATCH = 64
+LAYERS = {"layers": "3x3 layers", "pointwise": "1x1 layers", "strided": "stride 2, 3x3 and 1x1"}  # set -> title
 
 
 def table(documents: Mapping[str, Document]) -> str:
-    """Times faster than the best peer of the class: geometric means over the layers of a set; of whole networks the
-    fastest form of ours over PyTorch's fastest. documents: suite -> its file."""
+    """Times faster than the best peer of the class: geometric means over the layers of a set at batch 64; of whole
+    networks the fastest form of ours over PyTorch's fastest. Last, class fp32 over the fastest TF32. documents: suite
+    -> its file."""
     classes = [accuracy for accuracy in CLASSES if accuracy != "ieee"]
     lines: list[list[str]] = []
-    for title, set_name, pass_name, batch in LAYERS:
-        if (document := documents.get(suite_of(set_name, pass_name))) is not None:
-            n = batch or max((row["n"] for row in document["rows"]), default=0)
-            of_class = [layers.rows_of(document, name, n) for name in classes]
+    for set_name, title in LAYERS.items():
+        if (document := documents.get(suite_of(set_name, "forward"))) is not None:
+            of_class = [layers.rows_of(document, name, BATCH) for name in classes]
             fewest = min((its for its in of_class if its), key=len, default=[])
             cells = [common.times(common.mean(map(ratio, its))) for its in of_class]
-            lines.append([title + layers.share(set_name, fewest), *cells])
+            cells.append(common.times(common.mean(layers.over_tf32(document, BATCH).values())))
+            lines.append([f"{title}, batch {BATCH}" + layers.share(set_name, fewest), *cells])
     if "networks" in documents:
         found = networks.speedups(documents["networks"], documents.get("networks_autotune"))
+        tf32 = networks.over_tf32(documents["networks"])
         for network, batch in dict.fromkeys((network, batch) for network, _, batch in found):
             cells = [common.times(found.get((network, name, batch))) for name in classes]
+            cells.append(common.times(tf32.get((network, batch))))
             lines.append([f"{networks.TITLES.get(network, network)}, batch {batch}", *cells])
-    return common.markdown_table(["", *(f"`{name}`" for name in classes)], lines)
+    return common.markdown_table(["", *(f"`{name}`" for name in classes), "`fp32` over TF32"], lines)

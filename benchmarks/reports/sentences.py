@@ -45,13 +45,11 @@ def _ratios(document: Document, accuracy: str, n: str) -> list[float]:
 
 
 def _tf32(document: Document, n: str) -> str:
-    ours = layers.rows_of(document, "fp32", int(n))
-    peers = {row["layer"]: row["best_peer_us"] for row in layers.rows_of(document, "tf32", int(n))}
-    pairs = [peers[row["layer"]] / row["us"] for row in ours if row["us"] and peers.get(row["layer"])]
-    if not pairs:
+    ratios = layers.over_tf32(document, int(n)).values()
+    if not ratios:
         return NOTHING
-    faster = sum(value > 1 for value in pairs)
-    return f"{faster} of {len(pairs)} layers are faster, {common.mean(pairs):.2f} times in geometric mean"
+    faster = sum(value > 1 for value in ratios)
+    return f"{faster} of {len(ratios)} layers are faster, {common.mean(ratios):.2f} times in geometric mean"
 
 
 def _largest(values: Iterable[float | None], form: str) -> str:
