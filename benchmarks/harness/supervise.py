@@ -21,7 +21,7 @@ class Marker:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._state = {"index": 0, "contender": "", "message": ""}
+        self._state: dict[str, object] = {"index": 0, "contender": "", "message": ""}
 
     def set(self, index: int, contender: str) -> None:
         """Work item `index` goes on with `contender`; "": with nobody in particular."""
@@ -36,6 +36,12 @@ class Marker:
         """The process is about to end because of what the contender did."""
         self._state["message"] = message
         self._write()
+
+    def hand_over(self, index: int) -> bool:
+        """Whether another process goes on with work item `index` when this one ends, which it should then do."""
+        self._state = {"index": index, "contender": "", "message": "", "hands_over": True}
+        self._write()
+        return self._path is not None
 
     def _write(self) -> None:
         if self._path is None:
@@ -62,12 +68,15 @@ def supervise(
     while True:
         marker.unlink(missing_ok=True)
         ended = _watch(command(index, banned), marker, step_s, startup_s)
+        state = json.loads(marker.read_text()) if marker.exists() else {}
+        if ended == "" and state.get("hands_over"):
+            index = state["index"]
+            continue
         if ended == "":
             marker.unlink(missing_ok=True)
             return banned, failed
-        if not marker.exists():
+        if not state:
             raise RuntimeError(f"the bench's worker {ended} before it began")
-        state = json.loads(marker.read_text())
         index, contender = state["index"], state["contender"]
         why = state["message"] or ended
         if contender and contender not in banned:

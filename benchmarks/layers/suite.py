@@ -33,6 +33,7 @@ sys.exit(suite.work(json.loads(sys.argv[2])))
 """
 ROW_KEY = ("layer", "n", "class", "layout", "pass")
 SHARED_BYTES = 256 << 20  # of input and output: what is larger has the GPU's memory for itself
+KEPT_BYTES = 4 << 30  # with more memory after a layer that it cannot give back, a process ends, and another goes on
 _LOST = 3  # exit code of a worker whose device is lost
 
 
@@ -253,6 +254,10 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
+                # Pools of graphs that a rival's workspaces of tens of GB were in have been kept to the process's end,
+                # and left other processes without memory.
+                if torch.cuda.memory_reserved(device) > KEPT_BYTES and marker.hand_over(index + 1):
+                    return document
     if missing:
         document["missing"] = [f"{name}: the suite's time was over" for name in missing]
     results.write(path, document)
