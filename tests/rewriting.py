@@ -9,6 +9,7 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from layers import relative_error
 from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor import lowering  # noqa: F401  (max-pools are decomposed by it)
 from torch._inductor.decomposition import select_decomp_table
 
 from fastconv import rewrites

@@ -13,7 +13,6 @@ from concatenating import CASES, NORMS, Model, calibrated, cat, dense, model, pi
 from layers import relative_error
 from rewriting import OURS, check, compiled
 from torch import Tensor
-from torch._inductor import lowering  # noqa: F401  (max-pools are decomposed by it)
 from torch._inductor.utils import run_and_get_code
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,0 +1,167 @@
+"""Whole models of timm, torchvision, diffusers and transformers, small and with random weights: swapped and compiled,
+on every device, against the same model in float64."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from layers import DEVICES, relative_error
+from rewriting import OURS, compiled
+from torch import Tensor, nn
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fastconv
+from fastconv import ops, rewrites
+from fastconv.rewrites import Asked
+
+pytestmark = pytest.mark.usefixtures("full_precision")
+
+
+class Case(NamedTuple):
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    call: Callable[[Any, Tensor], Tensor] = lambda model, x: model(x)
+
+
+def _timm(name: str, size: int = 64) -> Case:
+    def make() -> nn.Module:
+        import timm
+
+        return timm.create_model(name, pretrained=False, num_classes=7)
+
+    return Case(make, (2, 3, size, size))
+
+
+def _torchvision(name: str) -> Case:
+    def make() -> nn.Module:
+        import torchvision
+
+        return torchvision.models.get_model(name, weights=None, num_classes=7)
+
+    return Case(make, (2, 3, 64, 64))
+
+
+def _vae() -> nn.Module:
+    from diffusers import AutoencoderKL
+
+    blocks: Any = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    return AutoencoderKL(
+        block_out_channels=(16, 32), norm_num_groups=8, latent_channels=4, layers_per_block=1, sample_size=32, **blocks
+    )
+
+
+def _unet() -> nn.Module:
+    from diffusers import UNet2DConditionModel
+
+    return UNet2DConditionModel(
+        sample_size=16, in_channels=4, out_channels=4, layers_per_block=1, block_out_channels=(16, 32),
+        norm_num_groups=8, down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"), cross_attention_dim=24, attention_head_dim=8,
+    )  # fmt: skip
+
+
+def _conditioned(model: Any, x: Tensor) -> Tensor:
+    context = torch.linspace(-1, 1, 2 * 5 * 24, device=x.device).reshape(2, 5, 24).to(x.dtype)
+    y: Tensor = model(x, torch.full((2,), 3.0, device=x.device), context).sample
+    return y
+
+
+def _segformer() -> nn.Module:
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    return SegformerForSemanticSegmentation(
+        SegformerConfig(
+            num_encoder_blocks=2, depths=[1, 1], hidden_sizes=[16, 32], num_attention_heads=[1, 2], sr_ratios=[4, 2],
+            patch_sizes=[7, 3], strides=[4, 2], decoder_hidden_size=16, num_labels=5,
+        )
+    )  # fmt: skip
+
+
+def _resnet() -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 2], layer_type="basic", num_labels=5)
+    return ResNetForImageClassification(config)
+
+
+CASES = {
+    "timm_resnet": _timm("resnet10t"),
+    "timm_efficientnet": _timm("efficientnet_b0"),
+    "timm_regnet": _timm("regnetx_002"),
+    "timm_convnext": _timm("convnext_atto"),
+    "torchvision_densenet": _torchvision("densenet121"),
+    "torchvision_mobilenet": _torchvision("mobilenet_v3_small"),
+    "diffusers_vae_decoder": Case(_vae, (1, 4, 8, 8), lambda model, x: model.decode(x).sample),
+    "diffusers_unet": Case(_unet, (2, 4, 16, 16), _conditioned),
+    "transformers_segformer": Case(_segformer, (2, 3, 64, 64), lambda model, x: model(x).logits),
+    "transformers_resnet": Case(_resnet, (2, 3, 64, 64), lambda model, x: model(x).logits),
+}
+
+
+def made(case: Case, device: str) -> tuple[nn.Module, Tensor, Tensor, float]:
+    """The model, its input, what float64 makes of it, and a bound: four times PyTorch's own error, at least 1e-5."""
+    torch.manual_seed(0)
+    model = case.make().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    x = torch.randn(case.shape)
+    with torch.no_grad():
+        exact = case.call(copy.deepcopy(model).double(), x.double())
+        own = case.call(model, x)
+    bound = max(1e-5, 4 * relative_error(own.double(), exact))
+    model, x = model.to(device).to(memory_format=torch.channels_last), x.to(device)
+    return model, x.to(memory_format=torch.channels_last), exact, bound
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+def test_swapped(name: str, device: str) -> None:
+    pytest.importorskip(name.split("_")[0])
+    case = CASES[name]
+    model, x, exact, bound = made(case, device)
+    convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    report = fastconv.swap_(model)
+    assert report.total == report.swapped == convolutions > 0, report
+    with torch.no_grad():
+        y = case.call(model, x)
+    assert relative_error(y.cpu().double(), exact) < bound
+    report.undo()
+    assert sum(type(module) is nn.Conv2d for module in model.modules()) == convolutions
+
+
+def test_group_norms_of_a_decoder_on_a_gpu() -> None:
+    """Which need not be there. That of the attention is of three dimensions."""
+    pytest.importorskip("diffusers")
+    decoder = _vae().decoder.eval()
+    norms = [name for name, each in decoder.named_modules() if isinstance(each, nn.GroupNorm)]
+    assert sum("attentions" in name for name in norms) == 1
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        x = torch.empty(1, 4, 64, 64, dtype=torch.float16).to(memory_format=torch.channels_last)
+        named = {name: torch.empty(each.shape, dtype=torch.float16) for name, each in decoder.named_parameters()}
+        named |= {name: w.to(memory_format=torch.channels_last) for name, w in named.items() if w.dim() == 4}
+        table = rewrites.table(select_decomp_table())
+        graph = make_fx(lambda x, named: torch.func.functional_call(decoder, named, (x,)), table)(x, named).graph
+    graph.eliminate_dead_code()
+    rewrites.rewrite(graph, OURS, select_decomp_table())
+    found = graph.find_nodes(op="call_function", target=ops.group_norm_op)
+    assert [node.args[-1] for node in found] == ["silu"] * (len(norms) - 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CASES)
+def test_compiled(name: str, device: str) -> None:
+    """The rewritten graph, as `fastconv.compile` hands it to Inductor."""
+    pytest.importorskip(name.split("_")[0])
+    case = CASES[name]
+    model, x, exact, bound = made(case, device)
+    function, backend = compiled(lambda x: case.call(model, x), Asked(algorithm="auto", precision="fp32"))
+    with torch.no_grad():
+        y = function(x)
+    assert relative_error(y.cpu().double(), exact) < bound
+    assert len(backend.found) >= sum(isinstance(module, nn.Conv2d) for module in model.modules()) // 2
