@@ -47,6 +47,15 @@ def problem(name, cls, layout="nhwc"):
         ("inception3", "fp32", "torch", None),
         ("alexnet2", "fp32", "phases", "implicit_gemm"),
         ("inception5", "fp32", "phases", "implicit_gemm"),
+        # A stride: PyTorch's in TF32 takes no more products than the forward convolution, in FP32 arithmetic more.
+        ("res2_down", "tf32", "torch", None),
+        ("res4_down", "tf32", "torch", None),
+        ("res2_short", "tf32", "torch", None),
+        ("yolo1_down", "tf32", "torch", None),
+        ("res2_down", "fp16", "torch", None),
+        ("res2_down", "fp32", "phases", "implicit_gemm"),
+        ("res2_short", "fp32", "phases", "implicit_gemm"),
+        ("yolo1_down", "fp32", "together", "implicit_gemm"),
         # Groups: as the forward convolution of the same shape.
         ("resnext1", "fp32", "phases", "direct_tiled"),
         ("resnext1", "tf32", "torch", None),
@@ -69,6 +78,12 @@ def test_an_input_gradient_is_whichever_is_estimated_to_be_faster(name, cls, met
 def test_what_was_measured_in_nhwc_alone_is_pytorchs_in_nchw(name, cls):
     choice = _C.choose_input_gradient("auto", problem(name, cls, "nchw"), h100())
     assert (choice["method"], choice["code"]) == ("torch", "layout")
+
+
+@pytest.mark.parametrize("name", ["res2_down", "res4_down", "res2_short"])
+def test_tf32_with_a_stride_is_pytorchs_in_nchw_too(name):
+    choice = _C.choose_input_gradient("auto", problem(name, "tf32", "nchw"), h100())
+    assert (choice["method"], choice["code"]) == ("torch", "cost")
 
 
 def test_an_input_gradient_in_another_class_than_pytorchs_is_ours_however_few_its_channels():

@@ -298,6 +298,16 @@ double first_input_gradient_us(const ConvProblem& problem, const DeviceInfo& dev
                   input_bytes(problem), output_bytes(problem), device);
 }
 
+// Class `tf32` with a stride, on tensor cores: tiles of 128 channels, and the forward convolution's products alone; the
+// filter stays as it is, and no phases are woven. NCHW: after conversions.
+double strided_tf32_input_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const double flops = problem.direct_flops() * static_cast<double>(round_up(problem.c, 128)) /
+                       static_cast<double>(std::max<std::int64_t>(problem.c, 1));
+  const LibraryTimes& times = is_nhwc(problem) ? own::tf32_strided_gradient_nhwc : own::tf32_strided_gradient_nchw;
+  return times.us(static_cast<double>(problem.k * problem.r * problem.s), tensor_us(flops, 1.0, device),
+                  input_bytes(problem), output_bytes(problem), device);
+}
+
 }  // namespace
 
 // Kinds without a model of their own take up to a third more than the convolutions, and put phases in their places
@@ -313,11 +323,15 @@ double input_gradient_us(const ConvProblem& problem, const SameConvolutions& sam
   if (depthwise || (half && (product || problem.groups > 1))) return same.us + same.weaving_us;
   if (half) return half_input_gradient_us(problem, device);
   if (problem.groups == 1 && problem.c <= 4 && !product) return first_input_gradient_us(problem, device);
+  const bool strided = problem.stride_h * problem.stride_w != 1;
+  if (problem.accuracy == AccuracyClass::tf32 && strided && problem.groups == 1 && !is_unaligned(problem)) {
+    return strided_tf32_input_gradient_us(problem, device);
+  }
   const double us = (same.are_torch && !product ? 1.0 : 1.33) * same.us + same.weaving_us;
   if (problem.accuracy == AccuracyClass::tf32) return us;
   // FP32 arithmetic multiplies the zeros that a stride puts between rows.
   const double zeros = static_cast<double>(problem.stride_h * problem.stride_w);
-  const double strided_us = zeros == 1.0 ? 0.0 : fp32_us(zeros * problem.direct_flops(), 1.8, device);
+  const double strided_us = !strided ? 0.0 : fp32_us(zeros * problem.direct_flops(), 1.8, device);
   return std::min(std::max(us, strided_us), fft_us(problem, device));
 }
 
