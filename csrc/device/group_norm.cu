@@ -1,6 +1,6 @@
 // Three kernels: the moments of each block's chunk of an image, what they are of the image's groups, and the norm with
-// its activation. x is read twice and y written once; Inductor's code for NHWC takes three to ten times as long
-// (docs/log/112-group-norm.md).
+// its activation. x is read twice and y written once; Inductor's code for NHWC takes up to ten times as long on large
+// maps (docs/log/112-group-norm.md).
 #include <type_traits>
 
 #include "core/fast_divide.h"
@@ -53,10 +53,10 @@ __device__ __forceinline__ Moments taken_together(int parts, float total, int la
 }
 
 struct Parameters {
-  std::int64_t image;                // accesses of x
+  std::int64_t image;  // accesses of x
   int pixels, c, groups, chunk_pixels, chunks;
   FastDivide per_group, lanes, rows;  // per_group: channels
-  int group_lanes;  // that take a group of a chunk together
+  int group_lanes;                    // that take a group of a chunk together
   float epsilon;
   ActivationFunction activate;
 };
