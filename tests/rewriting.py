@@ -11,6 +11,8 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor import lowering  # noqa: F401  (max-pools are decomposed by it)
 from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fastconv import rewrites
 from fastconv.rewrites import Asked, Concatenation, Left, Taken
@@ -78,3 +80,21 @@ def check(model: nn.Module, x: Tensor, asked: Asked = OURS, limit: float = 1e-5,
     assert (y.shape, y.dtype, y.stride()) == (again.shape, again.dtype, again.stride())
     assert relative_error(y.double(), exact) < limit
     return backend
+
+
+def on_a_gpu(
+    model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float16, norms: torch.dtype | None = None
+) -> fx.Graph:
+    """The rewritten graph of a call with an input in channels_last on a GPU, which need not be there. norms: the dtype
+    of the parameters of modules that are called so."""
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        x = torch.empty(shape, dtype=dtype).to(memory_format=torch.channels_last)
+        named = {}
+        for name, each in model.named_parameters():
+            given = torch.empty(each.shape, dtype=(norms or dtype) if "norm" in name else dtype)
+            named[name] = given.to(memory_format=torch.channels_last) if given.dim() == 4 else given
+        table = rewrites.table(select_decomp_table())
+        graph = make_fx(lambda x, named: torch.func.functional_call(model, named, (x,)), table)(x, named).graph
+    graph.eliminate_dead_code()
+    rewrites.rewrite(graph, OURS, select_decomp_table())
+    return graph

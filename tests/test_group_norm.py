@@ -8,15 +8,13 @@ import torch
 import torch.nn.functional as F
 from harness import LAYOUTS, hostile
 from layers import DEVICES, NO_GPU
-from rewriting import OURS, check, compiled
+from rewriting import check, compiled, on_a_gpu
 from torch import Tensor, fx, nn
-from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 
 import fastconv
-from fastconv import _C, ops, rewrites
+from fastconv import _C, ops
 from fastconv.testing import poisoned_memory
 
 pytestmark = pytest.mark.usefixtures("full_precision")
@@ -150,22 +148,7 @@ class Block(nn.Module):
 
 
 def rewritten(model: nn.Module, dtype: torch.dtype = torch.float16, like: torch.dtype | None = None) -> fx.Graph:
-    """The graph of a call on a GPU, which need not be there, rewritten. like: the dtype of the norm's parameters."""
-    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
-        x = torch.empty(2, 8, 9, 10, dtype=dtype).to(memory_format=torch.channels_last)
-        named = {
-            name: torch.empty(each.shape, dtype=(like or dtype) if "norm" in name else dtype)
-            for name, each in model.named_parameters()
-        }
-        named = {
-            name: each.to(memory_format=torch.channels_last) if each.dim() == 4 else each
-            for name, each in named.items()
-        }
-        table = rewrites.table(select_decomp_table())
-        graph = make_fx(lambda x, named: torch.func.functional_call(model, named, (x,)), table)(x, named).graph
-    graph.eliminate_dead_code()
-    rewrites.rewrite(graph, OURS, select_decomp_table())
-    return graph
+    return on_a_gpu(model, (2, 8, 9, 10), dtype, like)
 
 
 def norms(graph: fx.Graph) -> list[str]:

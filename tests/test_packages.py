@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from layers import DEVICES, relative_error
-from rewriting import OURS, compiled
+from rewriting import compiled, on_a_gpu
 from torch import Tensor, nn
-from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import fastconv
-from fastconv import ops, rewrites
+from fastconv import ops
 from fastconv.rewrites import Asked
 
 pytestmark = pytest.mark.usefixtures("full_precision")
@@ -102,8 +99,11 @@ CASES = {
 }
 
 
-def made(case: Case, device: str) -> tuple[nn.Module, Tensor, Tensor, float]:
-    """The model, its input, what float64 makes of it, and a bound: four times PyTorch's own error, at least 1e-5."""
+def made(name: str, device: str) -> tuple[Case, nn.Module, Tensor, Tensor, float]:
+    """The case, its model and input, what float64 makes of it, and a bound: four times PyTorch's own error, at least
+    1e-5."""
+    pytest.importorskip(name.split("_")[0])
+    case = CASES[name]
     torch.manual_seed(0)
     model = case.make().eval()
     for module in model.modules():
@@ -116,15 +116,13 @@ def made(case: Case, device: str) -> tuple[nn.Module, Tensor, Tensor, float]:
         own = case.call(model, x)
     bound = max(1e-5, 4 * relative_error(own.double(), exact))
     model, x = model.to(device).to(memory_format=torch.channels_last), x.to(device)
-    return model, x.to(memory_format=torch.channels_last), exact, bound
+    return case, model, x.to(memory_format=torch.channels_last), exact, bound
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CASES)
 def test_swapped(name: str, device: str) -> None:
-    pytest.importorskip(name.split("_")[0])
-    case = CASES[name]
-    model, x, exact, bound = made(case, device)
+    case, model, x, exact, bound = made(name, device)
     convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
     report = fastconv.swap_(model)
     assert report.total == report.swapped == convolutions > 0, report
@@ -141,14 +139,7 @@ def test_group_norms_of_a_decoder_on_a_gpu() -> None:
     decoder = _vae().decoder.eval()
     norms = [name for name, each in decoder.named_modules() if isinstance(each, nn.GroupNorm)]
     assert sum("attentions" in name for name in norms) == 1
-    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
-        x = torch.empty(1, 4, 64, 64, dtype=torch.float16).to(memory_format=torch.channels_last)
-        named = {name: torch.empty(each.shape, dtype=torch.float16) for name, each in decoder.named_parameters()}
-        named |= {name: w.to(memory_format=torch.channels_last) for name, w in named.items() if w.dim() == 4}
-        table = rewrites.table(select_decomp_table())
-        graph = make_fx(lambda x, named: torch.func.functional_call(decoder, named, (x,)), table)(x, named).graph
-    graph.eliminate_dead_code()
-    rewrites.rewrite(graph, OURS, select_decomp_table())
+    graph = on_a_gpu(decoder, (1, 4, 64, 64))
     found = graph.find_nodes(op="call_function", target=ops.group_norm_op)
     assert [node.args[-1] for node in found] == ["silu"] * (len(norms) - 1)
 
@@ -157,9 +148,7 @@ def test_group_norms_of_a_decoder_on_a_gpu() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_compiled(name: str, device: str) -> None:
     """The rewritten graph, as `fastconv.compile` hands it to Inductor."""
-    pytest.importorskip(name.split("_")[0])
-    case = CASES[name]
-    model, x, exact, bound = made(case, device)
+    case, model, x, exact, bound = made(name, device)
     function, backend = compiled(lambda x: case.call(model, x), Asked(algorithm="auto", precision="fp32"))
     with torch.no_grad():
         y = function(x)

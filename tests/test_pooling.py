@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from apart import check_captured, check_traced, check_transforms, ran
 from fusing import Function, check, fuse_quietly, hooked, parts, sequence
 from harness import LAYOUTS, hostile
 from layers import DEVICES
@@ -131,32 +132,8 @@ CALL: tuple[Any, ...] = ([3, 3], [2, 2], [1, 1], [1, 1], False)
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_and_transforms(device: str) -> None:
-    x, v = torch.randn(2, 3, 9, 8, device=device, dtype=torch.float32), torch.randn(2, 3, 9, 8, device=device)
-
-    def squares(pool: Any) -> Any:
-        return lambda x: (pool(x) ** 2).sum()
-
-    def theirs(x: Tensor) -> Tensor:
-        return F.max_pool2d(x, 3, 2, 1)
-
-    transforms = (
-        lambda f, x: torch.func.grad(squares(f))(x),
-        lambda f, x: torch.func.vmap(f)(x),
-        lambda f, x: torch.func.vmap(f, in_dims=1)(x.expand(4, *x.shape).transpose(0, 1)),
-        lambda f, x: torch.func.vmap(torch.func.grad(squares(f)))(x),
-        lambda f, x: torch.func.jvp(f, (x,), (v,))[1],
-        lambda f, x: torch.func.hessian(squares(f))(x[:1, :1, :4, :4]),
-    )
-    for ours in (lambda x: ops.max_pool2d_op(x, *CALL), MaxPool2d(3, 2, 1)):
-        y = squares(ours)(x.requires_grad_())
-        torch.testing.assert_close(torch.autograd.grad(y, x)[0], torch.autograd.grad(squares(theirs)(x), x)[0])
-        x = x.detach()
-        for transform in transforms:
-            torch.testing.assert_close(transform(ours, x), transform(theirs, x))
-        with torch.autocast(device, torch.bfloat16):
-            assert ours(x).dtype is torch.float32
-        with torch.inference_mode():
-            assert torch.equal(ours(x), theirs(x))
+    forms = (lambda x: ops.max_pool2d_op(x, *CALL), MaxPool2d(3, 2, 1))
+    check_transforms(forms, lambda x: F.max_pool2d(x, 3, 2, 1), torch.randn(2, 3, 9, 8, device=device), 4)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -171,36 +148,12 @@ def test_opcheck(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_and_exported(device: str) -> None:
     layer, x = MaxPool2d(3, 2, 1, ceil_mode=True), torch.randn(2, 3, 9, 8, device=device)
-    expected = layer(x)
-    for function in (layer, lambda x: ops.max_pool2d_op(x, *CALL[:4], True)):
-        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
-        assert torch.equal(compiled(x), expected)
-    program = torch.export.export(layer, (x,))
-    assert torch.equal(program.module()(x), expected)
-    assert not any("fastconv" in str(node.target) for node in program.graph.nodes)  # PyTorch's: Inductor knows it
-    with torch.no_grad():
-        assert torch.equal(torch.jit.script(layer)(x), expected)
-        assert torch.equal(torch.jit.trace(layer, x)(x), expected)
-    assert torch.equal(torch.fx.symbolic_trace(sequence(layer))(x), expected)
+    check_traced(layer, lambda x: ops.max_pool2d_op(x, *CALL[:4], True), x)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: CUDA graphs")
 def test_in_a_cuda_graph() -> None:
-    layer, x = MaxPool2d(3, 2, 1), torch.randn(2, 8, 9, 8, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = layer(x)
-    x.copy_(torch.randn_like(x))
-    graph.replay()
-    assert torch.equal(y, F.max_pool2d(x, 3, 2, 1))
-
-
-def ran(function: Any) -> str:
-    """Whose max-pool a call ran, as PyTorch's profiler names it."""
-    with torch.profiler.profile() as profile:
-        function()
-    names = {event.name for event in profile.events() if "max_pool2d" in event.name}
-    return " and ".join(sorted({name.partition("::")[0] for name in names}))
+    check_captured(MaxPool2d(3, 2, 1), lambda x: F.max_pool2d(x, 3, 2, 1), torch.randn(2, 8, 9, 8, device="cuda"))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -208,9 +161,9 @@ def test_which_kernel_a_layer_runs(device: str) -> None:
     """Ours where it is faster: on a GPU, without a gradient, in the dtypes that it has."""
     layer = MaxPool2d(3, 2, 1)
     x = torch.randn(2, 8, 9, 8, device=device)
-    assert ran(lambda: layer(x)) == ("fastconv" if device == "cuda" else "aten")
-    assert ran(lambda: layer(x.clone().requires_grad_())) == "aten"
-    assert ran(lambda: MaxPool2d(3, 2, 1, return_indices=True)(x)) == "aten"
+    assert ran("max_pool2d", lambda: layer(x)) == ("fastconv" if device == "cuda" else "aten")
+    assert ran("max_pool2d", lambda: layer(x.clone().requires_grad_())) == "aten"
+    assert ran("max_pool2d", lambda: MaxPool2d(3, 2, 1, return_indices=True)(x)) == "aten"
 
 
 # --- fuse

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from apart import check_captured, check_traced, check_transforms, ran
 from fusing import Function, check, fuse_quietly, hooked, sequence
 from harness import LAYOUTS, hostile
 from layers import DEVICES
@@ -153,30 +154,9 @@ def test_bad_arguments() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_and_transforms(device: str) -> None:
-    x, v = (torch.randn(2, 3, 5, 4, device=device).contiguous(memory_format=torch.channels_last) for _ in range(2))
-
-    def squares(upsample: Any) -> Any:
-        return lambda x: (upsample(x) ** 2).sum()
-
-    def theirs(x: Tensor) -> Tensor:
-        return pytorchs(x, 2, 3)
-
-    transforms = (
-        lambda f, x: torch.func.grad(squares(f))(x),
-        lambda f, x: torch.func.vmap(f)(x.expand(4, *x.shape)),
-        lambda f, x: torch.func.vmap(f, in_dims=1)(x.expand(4, *x.shape).transpose(0, 1)),
-        lambda f, x: torch.func.vmap(torch.func.grad(squares(f)))(x.expand(4, *x.shape)),
-        lambda f, x: torch.func.jvp(f, (x,), (v,))[1],
-        lambda f, x: torch.func.hessian(squares(f))(x[:1, :1, :2, :2]),
-    )
-    for ours in (lambda x: ops.upsample_nearest2d_op(x, 2, 3), Upsample(scale_factor=(2, 3))):
-        y = squares(ours)(x.requires_grad_())
-        torch.testing.assert_close(torch.autograd.grad(y, x)[0], torch.autograd.grad(squares(theirs)(x), x)[0])
-        x = x.detach()
-        for transform in transforms:
-            torch.testing.assert_close(transform(ours, x), transform(theirs, x))
-        with torch.inference_mode():
-            assert torch.equal(ours(x), theirs(x))
+    x = torch.randn(2, 3, 5, 4, device=device).contiguous(memory_format=torch.channels_last)
+    forms = (lambda x: ops.upsample_nearest2d_op(x, 2, 3), Upsample(scale_factor=(2, 3)))
+    check_transforms(forms, lambda x: pytorchs(x, 2, 3), x, 2)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -190,39 +170,14 @@ def test_opcheck(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_compiled_and_exported(device: str) -> None:
-    layer = Upsample(scale_factor=(2, 3))
     x = torch.randn(2, 8, 9, 8, device=device).contiguous(memory_format=torch.channels_last)
-    expected = layer(x)
-    for function in (layer, lambda x: ops.upsample_nearest2d_op(x, 2, 3)):
-        compiled = torch.compile(function, backend="aot_eager", fullgraph=True, dynamic=True)
-        assert torch.equal(compiled(x), expected)
-    program = torch.export.export(layer, (x,))
-    assert torch.equal(program.module()(x), expected)
-    assert not any("fastconv" in str(node.target) for node in program.graph.nodes)  # PyTorch's: Inductor knows it
-    with torch.no_grad():
-        assert torch.equal(torch.jit.script(layer)(x), expected)
-        assert torch.equal(torch.jit.trace(layer, x)(x), expected)
-    assert torch.equal(torch.fx.symbolic_trace(sequence(layer))(x), expected)
+    check_traced(Upsample(scale_factor=(2, 3)), lambda x: ops.upsample_nearest2d_op(x, 2, 3), x)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: CUDA graphs")
 def test_in_a_cuda_graph() -> None:
-    layer = Upsample(scale_factor=2)
     x = torch.randn(2, 8, 9, 8, device="cuda").contiguous(memory_format=torch.channels_last)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = layer(x)
-    x.copy_(torch.randn_like(x))
-    graph.replay()
-    assert torch.equal(y, F.interpolate(x, scale_factor=2))
-
-
-def ran(function: Any) -> str:
-    """Whose upsampling a call ran, as PyTorch's profiler names it."""
-    with torch.profiler.profile() as profile:
-        function()
-    names = {event.name.partition("::") for event in profile.events()}  # kernels' begin otherwise
-    return " and ".join(sorted({library for library, _, name in names if name.startswith("upsample")}))
+    check_captured(Upsample(scale_factor=2), lambda x: F.interpolate(x, scale_factor=2), x)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -230,11 +185,11 @@ def test_which_kernel_a_layer_runs(device: str) -> None:
     """Ours where it is faster: on a GPU in channels_last, without a gradient, in the dtypes that it has."""
     layer = Upsample(scale_factor=2)
     x = torch.randn(2, 8, 9, 8, device=device).contiguous(memory_format=torch.channels_last)
-    assert ran(lambda: layer(x)) == ("fastconv" if device == "cuda" else "aten")
-    assert ran(lambda: layer(x.clone().requires_grad_())) == "aten"
-    assert ran(lambda: layer(x.contiguous())) == "aten"
-    assert ran(lambda: Upsample(scale_factor=1.5)(x)) == "aten"
-    assert ran(lambda: Upsample(size=(18, 16))(x)) == "aten"
+    assert ran("upsample", lambda: layer(x)) == ("fastconv" if device == "cuda" else "aten")
+    assert ran("upsample", lambda: layer(x.clone().requires_grad_())) == "aten"
+    assert ran("upsample", lambda: layer(x.contiguous())) == "aten"
+    assert ran("upsample", lambda: Upsample(scale_factor=1.5)(x)) == "aten"
+    assert ran("upsample", lambda: Upsample(size=(18, 16))(x)) == "aten"
 
 
 # --- fuse
