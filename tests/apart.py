@@ -1,6 +1,7 @@
 """What the tests of layers that stand between convolutions share: max-pools and upsamplings, PyTorch's in all but their
 kernels."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,15 @@ from fusing import sequence
 from torch import Tensor, nn
 
 Form = Callable[[Tensor], Tensor]
+
+
+def special(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Random values with NaN, infinities and zeros of both signs among them."""
+    x = torch.randn(shape).to(dtype)
+    chosen = torch.rand(shape)
+    for i, value in enumerate((math.nan, math.inf, -math.inf, 0.0, -0.0)):
+        x[(chosen > 0.06 * i) & (chosen < 0.06 * i + 0.02)] = value
+    return x
 
 
 def check_transforms(forms: Sequence[Form], theirs: Form, x: Tensor, least: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from apart import check_captured, check_traced, check_transforms, ran
+from apart import check_captured, check_traced, check_transforms, ran, special
 from fusing import Function, check, fuse_quietly, hooked, parts, sequence
 from harness import LAYOUTS, hostile
 from layers import DEVICES
@@ -37,16 +37,6 @@ WINDOWS: list[tuple[Any, Any, Any, Any]] = [
 SIZES = [(2, 16, 13, 14), (1, 3, 9, 21), (3, 1, 15, 8), (2, 8, 1, 1), (1, 24, 2, 70), (5, 5, 6, 5), (1, 40, 33, 11)]
 
 
-def special(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Random values with NaN, infinities and zeros of both signs among them, and a map of -infinity alone."""
-    x = torch.randn(shape).to(dtype)
-    chosen = torch.rand(shape)
-    for i, value in enumerate((math.nan, math.inf, -math.inf, 0.0, -0.0)):
-        x[(chosen > 0.06 * i) & (chosen < 0.06 * i + 0.02)] = value
-    x[-1, -1] = -math.inf
-    return x
-
-
 def windows(sizes: tuple[int, ...]) -> list[tuple[list[int], list[int], list[int], list[int], bool]]:
     """Those of WINDOWS that PyTorch takes for an input of these sizes."""
     found = []
@@ -68,6 +58,7 @@ def windows(sizes: tuple[int, ...]) -> list[tuple[list[int], list[int], list[int
 def test_it_is_pytorchs(sizes: tuple[int, ...], layout: str, dtype: torch.dtype, device: str) -> None:
     """Values, NaN and infinities too, and memory format, whatever surrounds the input."""
     x = special(sizes, dtype)
+    x[-1, -1] = -math.inf  # a map of that alone
     given = hostile(x.to(device), layout)
     tried = windows(sizes)
     assert len(tried) >= 8

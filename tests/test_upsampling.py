@@ -3,14 +3,13 @@ repeated."""
 
 import copy
 import itertools
-import math
 import pickle
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from apart import check_captured, check_traced, check_transforms, ran
+from apart import check_captured, check_traced, check_transforms, ran, special
 from fusing import Function, check, fuse_quietly, hooked, sequence
 from harness import LAYOUTS, hostile
 from layers import DEVICES
@@ -29,15 +28,6 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 SCALES = [(2, 2), (1, 1), (3, 3), (4, 4), (1, 2), (3, 1), (2, 5), (8, 7)]
 # Vectors of channels and none, one channel, one pixel, one row and column, more than a block's threads in a row.
 SIZES = [(2, 16, 13, 14), (1, 3, 9, 21), (3, 1, 15, 8), (2, 8, 1, 1), (1, 24, 2, 70), (5, 5, 6, 1), (1, 40, 33, 11)]
-
-
-def special(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Random values with NaN, infinities and zeros of both signs among them."""
-    x = torch.randn(shape).to(dtype)
-    chosen = torch.rand(shape)
-    for i, value in enumerate((math.nan, math.inf, -math.inf, 0.0, -0.0)):
-        x[(chosen > 0.06 * i) & (chosen < 0.06 * i + 0.02)] = value
-    return x
 
 
 def bits(x: Tensor) -> Tensor:
