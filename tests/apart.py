@@ -1,12 +1,14 @@
 """What the tests of layers that stand between convolutions share: max-pools and upsamplings, PyTorch's in all but their
 kernels."""
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from fusing import sequence
+from fusing import fuse_quietly, sequence
 from torch import Tensor, nn
 
 Form = Callable[[Tensor], Tensor]
@@ -79,3 +81,10 @@ def ran(operator: str, function: Callable[[], Any]) -> str:
         function()
     names = {event.name.partition("::") for event in profile.events()}  # kernels' begin otherwise
     return " and ".join(sorted({library for library, _, name in names if name.startswith(operator)}))
+
+
+def again(fused: Any, x: Tensor) -> Iterator[Any]:
+    """Copies of a fused model, each of which computes the same."""
+    for copied in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused)), fuse_quietly(fused)):
+        assert torch.equal(copied(x), fused(x))
+        yield copied

@@ -38,6 +38,8 @@ Tensor leaky_relu(const Tensor& y, double negative_slope) {
   return is_half ? torch::stable::to(result, y.scalar_type()) : result;
 }
 
+}  // namespace
+
 Tensor activate(const Tensor& y, Activation activation, double negative_slope) {
   const auto relu = [](const Tensor& x) { return call_dispatcher("aten::relu", "", x); };
   switch (activation) {
@@ -49,6 +51,8 @@ Tensor activate(const Tensor& y, Activation activation, double negative_slope) {
   }
   return y;
 }
+
+namespace {
 
 // input_activation(x * scale + shift), in float32 and then rounded to the input's type.
 Tensor normed(const Tensor& x, const ConvProblem& problem, const Around& around) {

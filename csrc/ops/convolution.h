@@ -42,6 +42,9 @@ struct Around {
 // where it does not lie so, y is a tensor of its own.
 std::int64_t channels_written(const Tensor& out, const std::optional<Tensor>& residual);
 
+// activation(y), by PyTorch; negative_slope: of leaky ReLU.
+Tensor activate(const Tensor& y, Activation activation, double negative_slope = 0.0);
+
 Tensor dense(const Tensor& weight);  // in channels_last if it is that, else contiguous
 
 // PyTorch's own convolution in the problem's class and layout, with its switches as `backend_flags` has them; without

@@ -6,20 +6,12 @@
 
 #include "core/names.h"
 #include "ops/arguments.h"
+#include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
 
 namespace fastconv::ops {
 namespace {
-
-Tensor activated(const Tensor& y, Activation activation) {
-  switch (activation) {
-    case Activation::relu: return call_dispatcher("aten::relu", "", y);
-    case Activation::relu6: return call_dispatcher("aten::relu6", "", y);
-    case Activation::silu: return call_dispatcher("aten::silu", "", y);
-    default: return y;
-  }
-}
 
 void require_parameter(const char* name, const std::optional<Tensor>& parameter, const Tensor& x) {
   if (!parameter) return;
@@ -50,7 +42,7 @@ Tensor normed(const Tensor& x, std::optional<Tensor> weight, std::optional<Tenso
   const Layout layout = suggests_channels_last(x) ? Layout::nhwc : Layout::nchw;
   if (layout == Layout::nchw || x.numel() == 0 || !has_group_norm(norm, device)) {
     const Tensor y = call_dispatcher("aten::group_norm", "", x, groups, weight, bias, epsilon, false);
-    return in_layout(activated(y, norm.activation), layout);
+    return in_layout(activate(y, norm.activation), layout);
   }
   const auto guard = device_guard(x);
   const Tensor dense = aligned(in_layout(x, layout));

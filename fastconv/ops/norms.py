@@ -3,39 +3,26 @@ PyTorch's."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fastconv import ops
+from fastconv.ops import plain, values
 
 aten = torch.ops.aten
-_ACTIVATIONS: dict[str, Any] = {"relu": aten.relu, "relu6": aten.relu6, "silu": aten.silu}
-
-
-def _plain(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, epsilon: float, activation: str
-) -> Tensor:
-    """By PyTorch's own operators."""
-    return _activated(aten.group_norm(x, groups, weight, bias, epsilon, False), activation)
 
 
 def _activated(y: Tensor, activation: str) -> Tensor:
-    result: Tensor = _ACTIVATIONS[activation](y) if activation != "none" else y
-    return result
+    return y if activation == "none" else plain.activate(y, activation, 0.0)
 
 
-def _recorded(x: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> Tensor:
-    wants_gradient = any(tensor is not None and tensor.requires_grad for tensor in (x, weight, bias))
-    if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and wants_gradient):
-        return _plain(x, weight, bias, *arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return ops.group_norm_op(x, weight, bias, *arguments)
+def _pytorchs(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, epsilon: float, activation: str
+) -> Tensor:
+    return _activated(aten.group_norm(x, groups, weight, bias, epsilon, False), activation)
 
 
-ops.library.impl(ops.group_norm_op, _recorded, "Autograd")
+values.record(ops.group_norm_op, _pytorchs)
 
 
 @torch.library.register_fake(ops.group_norm_op, lib=ops.library)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fastconv import ops
+from fastconv.ops import values
 
 aten = torch.ops.aten
 TWO_BY_TWO: Any = ([2, 2], [2, 2], [0, 0], [1, 1], False)  # the pool that a convolution can end in
@@ -24,14 +24,7 @@ def max_pool2d(
         return ops.call(ops.max_pool2d_op, x, kernel, stride, padding, dilation, ceil_mode)
 
 
-def _recorded(x: Tensor, *arguments: Any) -> Tensor:
-    if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and x.requires_grad):
-        return aten.max_pool2d(x, *arguments)
-    with torch._C._AutoDispatchBelowAutograd():
-        return ops.max_pool2d_op(x, *arguments)
-
-
-ops.library.impl(ops.max_pool2d_op, _recorded, "Autograd")
+values.record(ops.max_pool2d_op, aten.max_pool2d)
 
 
 @torch.library.register_fake(ops.max_pool2d_op, lib=ops.library)

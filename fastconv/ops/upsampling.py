@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fastconv import ops
+from fastconv.ops import values
 
 aten = torch.ops.aten
 
@@ -41,14 +41,7 @@ def _pytorchs(x: Tensor, scale_h: int, scale_w: int) -> Tensor:
     return aten.upsample_nearest2d.vec(x, None, [float(scale_h), float(scale_w)])
 
 
-def _recorded(x: Tensor, scale_h: int, scale_w: int) -> Tensor:
-    if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and x.requires_grad):
-        return _pytorchs(x, scale_h, scale_w)
-    with torch._C._AutoDispatchBelowAutograd():
-        return ops.upsample_nearest2d_op(x, scale_h, scale_w)
-
-
-ops.library.impl(ops.upsample_nearest2d_op, _recorded, "Autograd")
+values.record(ops.upsample_nearest2d_op, _pytorchs)
 
 
 @torch.library.register_fake(ops.upsample_nearest2d_op, lib=ops.library)
