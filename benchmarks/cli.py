@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks import everything
+from benchmarks import everything, merge
 from benchmarks.papers.command import paper
 from benchmarks.regret.command import fit, regret
 from fastconv.cli.support import (
@@ -493,7 +493,6 @@ def stages(
     )  # fmt: skip
 
 
-app.command("all")(everything.command)
+for name, function in (("all", everything.command), ("merge", merge.command), ("paper", paper), ("fit", fit)):
+    app.command(name)(function)
 app.command("regret")(regret)
-app.command("paper")(paper)
-app.command("fit")(fit)

@@ -1,0 +1,81 @@
+"""The command `merge`: the result files of several GPUs, or of several runs, of one commit as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.harness import results
+from fastconv.cli.support import console
+
+HEAD = ("schema", "suite", *results.MACHINE, "commit", "measured_choices")  # in which all files agree
+PROBLEM = ("layer", "n", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups", "class", "pass")
+TIME_OVER = "time was over"  # how an entry of `missing` ends that another run may have measured
+
+
+def identity(row: results.Row) -> str:
+    """What a row is of: rows that agree in it are one. The algorithm is what was asked for in rows of networks, of
+    launches and of counters, elsewhere what was found."""
+    if "network" in row:
+        names: Sequence[str] = ("network", "batch", "class", "mode", "algorithm")
+    elif "form" in row:
+        names = ("call", "layer", "class", "form")
+    else:
+        asked = ("algorithm",) if "kernels" in row or "variant" in row else ()
+        names = (*PROBLEM, "layout", "part", "variant", *asked)
+    return json.dumps([row.get(name) for name in names])
+
+
+def joined(paths: Sequence[Path]) -> results.Document:
+    """The rows of files of one suite, machine and commit. Of a row that several have, one with a time is kept, and the
+    last of them. Raises ValueError naming the file that differs from the first, and in what."""
+    first, *others = [results.read(path) for path in paths]
+    rows = {identity(row): row for row in first["rows"]}
+    document = {**first, "rows": []}
+    for path, other in zip(paths[1:], others, strict=True):
+        for name in HEAD:
+            if other.get(name) != first.get(name):
+                raise ValueError(f"{path}: {name} is {other.get(name)!r}; expected {first.get(name)!r}, as {paths[0]}")
+        for row in other["rows"]:
+            held = rows.get(identity(row))
+            if held is None or row.get("us") is not None or held.get("us") is None:
+                rows[identity(row)] = row
+        document["date"] = max(document["date"], other["date"])
+        for state in ("failed", "missing"):
+            if state in other:
+                document[state] = list(dict.fromkeys((*document.get(state, []), *other[state])))
+        if "banned" in other:
+            document["banned"] = {**document.get("banned", {}), **other["banned"]}
+    if "missing" in document:
+        document["missing"] = [text for text in document["missing"] if not text.endswith(TIME_OVER)]
+    document["rows"] = list(rows.values())
+    return document
+
+
+def merge(folders: Sequence[Path], into: Path) -> dict[str, results.Document]:
+    """Joins the files of equal names in the folders, and what `into` has of them; suite -> what was written there.
+    Raises ValueError as `joined`, before anything is written, or if there is no file."""
+    found: dict[str, list[Path]] = {}
+    for folder in (into, *folders):
+        for path in sorted(folder.glob("*.json")):
+            found.setdefault(path.stem, []).append(path)
+    named = {path.stem for folder in folders for path in folder.glob("*.json")}
+    if not named:
+        raise ValueError(f"no result file in {', '.join(map(str, folders)) or 'no folder'}")
+    documents = {suite: joined(paths) for suite, paths in sorted(found.items()) if suite in named}
+    for suite, document in documents.items():
+        results.write(into / f"{suite}.json", document)
+    return documents
+
+
+def command(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of result files.", exists=True, file_okay=False)],
+    into: Annotated[Path, typer.Option(help="The folder that gets all rows; what it holds of them counts, too.")],
+) -> None:
+    """Several folders of result files, of several GPUs of one kind say, as one; of one machine and commit."""
+    for suite, document in merge(folders, into).items():
+        console.print(f"{into / suite}.json: {len(document['rows'])} rows", highlight=False)

@@ -1,0 +1,67 @@
+"""Result files of several GPUs as one: every row once, and nothing of another machine or commit."""
+
+import pytest
+from test_benchmarks import HEAD
+from test_papers import TINY
+from typer.testing import CliRunner
+
+from benchmarks import cli, merge
+from benchmarks.harness import results
+from benchmarks.papers.common import empty_row
+
+
+def row(n, layout="nchw", us=1.0, layer=0, **more):
+    return empty_row(TINY[layer], n, "ieee", layout) | {"us": us} | more
+
+
+def write(folder, rows, suite="paper_cuconv", **head):
+    results.write(folder / f"{suite}.json", {**HEAD, "suite": suite, "rows": rows, **head})
+    return folder
+
+
+def test_rows_of_several_cards_are_one_file(tmp_path):
+    first = write(tmp_path / "c0", [row(1), row(1, "nhwc"), row(1, layer=1)], missing=["x: the suite's time was over"])
+    second = write(tmp_path / "c1", [row(8, algorithm="direct")], date="2027-01-01T00:00:00Z", banned={"a": "hung"})
+    write(second, [row(1)], "paper_textbook")
+    into = tmp_path / "all"
+    documents = merge.merge([first, second], into)
+    assert {suite: len(its["rows"]) for suite, its in documents.items()} == {"paper_cuconv": 4, "paper_textbook": 1}
+    found = results.read(into / "paper_cuconv.json")
+    assert [(each["layer"], each["n"], each["layout"]) for each in found["rows"]] == [
+        (TINY[0].layer, 1, "nchw"), (TINY[0].layer, 1, "nhwc"), (TINY[1].layer, 1, "nchw"), (TINY[0].layer, 8, "nchw"),
+    ]  # fmt: skip
+    assert (found["date"], found["missing"], found["banned"]) == ("2027-01-01T00:00:00Z", [], {"a": "hung"})
+    # Again, with more from one of them: what is there counts.
+    write(second, [row(64)])
+    assert len(merge.merge([second], into)["paper_cuconv"]["rows"]) == 5
+
+
+def test_a_row_with_a_time_is_kept_and_the_last_of_two(tmp_path):
+    rows = ([row(1, us=1.0), row(8, us=None), row(64, us=3.0)], [row(1, us=None), row(8, us=2.0), row(64, us=4.0)])
+    folders = [write(tmp_path / str(index), its) for index, its in enumerate(rows)]
+    found = merge.merge(folders, tmp_path / "all")["paper_cuconv"]["rows"]
+    assert [each["us"] for each in found] == [1.0, 2.0, 4.0]
+
+
+def test_rows_of_an_algorithm_that_was_asked_for_are_told_apart(tmp_path):
+    launches = [row(1, us=None, algorithm=name, kernels=[]) for name in ("direct", "two_stage")]
+    counters = [row(1, algorithm="winograd_megakernel", variant=name) for name in ("M 16", "in series")]
+    network = {"network": "lenet5", "batch": 1, "class": "ieee", "us": 1.0, "peers": {}, "swapped": 1, "total": 1}
+    network |= {"logits_error": 0.0, "top1_agreement": 1.0}
+    networks = [network | {"mode": mode} for mode in ("direct", "two_stage")]
+    for rows in (launches, counters, networks):
+        folders = [write(tmp_path / "a", rows[:1]), write(tmp_path / "b", rows)]
+        assert merge.joined([folder / "paper_cuconv.json" for folder in folders])["rows"] == rows
+
+
+@pytest.mark.parametrize("name", ["gpu", "commit", "driver"])
+def test_files_of_another_machine_or_commit_are_refused(tmp_path, name):
+    folders = [write(tmp_path / "a", [row(1)]), write(tmp_path / "b", [row(8)], **{name: "another"})]
+    with pytest.raises(ValueError, match=rf"b/paper_cuconv.json: {name} is 'another'; expected '{HEAD[name]}'"):
+        merge.merge(folders, tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+    arguments = ["merge", "--into", str(tmp_path / "all"), *map(str, folders)]
+    assert CliRunner().invoke(cli.app, arguments).exit_code != 0
+    assert CliRunner().invoke(cli.app, arguments[:-1]).exit_code == 0
+    with pytest.raises(ValueError, match="no result file in"):
+        merge.merge([tmp_path], tmp_path / "none")
