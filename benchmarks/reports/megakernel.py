@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.reports import common
-from benchmarks.studies.megakernel import BATCHES, DISTANCES, MIN_CHANNELS, NAME, SERIES, STAGED
+from benchmarks.studies.megakernel import BATCHES, DISTANCES, MIN_CHANNELS, NAME, RIVAL, SERIES, STAGED
 from fastconv import trace
 from fastconv.figures import new_figure, save_figure
 from fastconv.models.layers import LAYERS
@@ -40,40 +40,62 @@ def over_staged(row: Row) -> float | None:
 
 
 def _over(row: Row, name: str) -> float | None:
-    us = row["algorithms"].get(name)
-    return us / row["us"] if us and row["us"] else None
+    return _times(row, row["algorithms"].get(name))
+
+
+def _fastest(row: Row, prefix: str) -> tuple[str, float | None]:
+    """The fastest of the rivals whose names begin so, and its microseconds; "" and None if none was timed."""
+    times = {name: us for name, us in row["peers"].items() if us and name.startswith(prefix)}
+    name = min(times, key=lambda name: times[name], default="")
+    return name, times.get(name)
 
 
 def over_cudnn(row: Row) -> float | None:
     """Times faster than the faster layout of cuDNN's non-fused Winograd."""
-    return row["best_peer_us"] / row["us"] if row["best_peer_us"] and row["us"] else None
+    return _times(row, _fastest(row, RIVAL)[1])
+
+
+def over_torch(row: Row) -> float | None:
+    """Times faster than the faster layout of PyTorch's convolution, by its search."""
+    return _times(row, _fastest(row, "torch_")[1])
+
+
+def _times(row: Row, us: float | None) -> float | None:
+    return us / row["us"] if us and row["us"] else None
 
 
 def layer_table(document: Document, accuracy: str) -> str:
-    """A row per layer: megakernel, its tasks in series, winograd_f4, cuDNN's non-fused Winograd, ratios, error."""
+    """A row per layer: megakernel, its tasks in series, winograd_f4, cuDNN's non-fused Winograd, ratios, error; and
+    where the file has them its time with packing, its bytes, PyTorch's fastest and what `auto` takes."""
     header = ["layer", "C->K @HxW", "megakernel us", "its series us", "over its series", "`winograd_f4` us"]
     header += ["over `winograd_f4`", "cuDNN non-fused us", "over cuDNN", "error", "error / cuDNN's", "H200 floor us"]
     rows = rows_of(document, "layers", accuracy)
-    lines = [
-        [
-            row["layer"],
-            f"{row['c']}->{row['k']} @{row['h']}x{row['w']}",
-            common.us(row["us"]),
-            common.us(row["algorithms"].get(SERIES)),
-            common.times(over_series(row)),
-            common.us(row["algorithms"].get(STAGED)),
-            common.times(over_staged(row)),
-            common.us(row["best_peer_us"]),
-            common.times(over_cudnn(row)),
-            common.scientific(row["error"]),
-            "-" if not row["peer_error"] else f"{row['error'] / row['peer_error']:.2f}",
-            common.us(row["floor_us"]),
-        ]
-        for row in rows
-    ]
-    means = [common.times(common.mean(ratio(row) for row in rows)) for ratio in (over_series, over_staged, over_cudnn)]
-    lines.append(["geometric mean", f"{len(rows)} layers", "", "", means[0], "", means[1], "", means[2], "", "", ""])
-    return common.markdown_table(header, lines)
+    more = any(row.get("auto") for row in rows)
+    header += ["with packing us", "workspace, packed MiB", "PyTorch us", "over PyTorch", "`auto` us"] if more else []
+    lines = [_layer_line(row) + (_more(row) if more else []) for row in rows]
+    ratios = (over_series, over_staged, over_cudnn, over_torch)
+    means = [common.times(common.mean(ratio(row) for row in rows)) for ratio in ratios]
+    last = ["geometric mean", f"{len(rows)} layers", "", "", means[0], "", means[1], "", means[2], "", "", ""]
+    return common.markdown_table(header, [*lines, last + (["", "", "", means[3], ""] if more else [])])
+
+
+def _layer_line(row: Row) -> list[str]:
+    rival, rival_us = _fastest(row, RIVAL)
+    rival_error = row.get("peer_errors", {}).get(rival) or row["peer_error"]
+    line = [row["layer"], f"{row['c']}->{row['k']} @{row['h']}x{row['w']}", common.us(row["us"])]
+    line += [common.us(row["algorithms"].get(SERIES)), common.times(over_series(row))]
+    line += [common.us(row["algorithms"].get(STAGED)), common.times(over_staged(row))]
+    line += [common.us(rival_us), common.times(over_cudnn(row)), common.scientific(row["error"])]
+    line += ["-" if not rival_error or not rival_us else f"{row['error'] / rival_error:.2f}"]
+    return [*line, common.us(row["floor_us"])]
+
+
+def _more(row: Row) -> list[str]:
+    choice = row.get("auto")
+    line = [common.us(row.get("us_with_packing"))]
+    line += [", ".join(common.mib(row.get(f"{name}_bytes"), 1) for name in ("workspace", "packed"))]
+    line += [common.us(_fastest(row, "torch_")[1]), common.times(over_torch(row))]
+    return [*line, f"{common.us(row['algorithms'].get(choice))} `{choice}`" if choice else "-"]
 
 
 def missing(document: Document) -> str:
@@ -261,6 +283,7 @@ def plot_mapping(document: Document, accuracy: str, names: Sequence[str], path: 
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     for axes, name in zip(panels, names, strict=True):
         for index, (layer, rows) in enumerate(_swept(document, accuracy, name).items()):
+            rows = [row for row in rows if row["algorithms"].get(STAGED)]
             values = [int(row["variant"].partition("=")[2]) for row in rows]
             times = [row["us"] / row["algorithms"][STAGED] for row in rows]
             label = layer if axes is panels[0] else None

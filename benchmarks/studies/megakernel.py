@@ -16,7 +16,7 @@ from benchmarks.harness import ours, results, turns
 from benchmarks.layers import group as layer_group
 from benchmarks.layers.sets import floor_us
 from benchmarks.layers.suite import groups_of
-from benchmarks.peers import cudnn
+from benchmarks.peers import cudnn, torch_convolution
 from fastconv import environment, timing, trace
 from fastconv.instrumented import Options, kernel_of, random_data, random_kernel
 from fastconv.models.layers import Layer, select
@@ -74,7 +74,6 @@ class _Suite:
             for layer in layers:
                 if (part, layer.layer, self.n, accuracy) in self.held:
                     continue
-                where = f"{part}: {layer.layer}, batch {self.n}, {accuracy}"
                 candidate = self._candidate(layer, accuracy)
                 reason = "" if candidate["ok"] else candidate["reason"]
                 if time.perf_counter() > self.end:
@@ -84,9 +83,24 @@ class _Suite:
                         yield layer, accuracy
                     torch.cuda.empty_cache()
                     continue
-                self.missing.append(f"{where}: {reason}")
-                self.say(f"missing: {where}: {reason}")
-                self.put(_row(layer, self.n, accuracy, part) | {"notes": {NAME: reason}})
+                self._lack(layer, accuracy, part, reason)
+
+    def _lack(self, layer: Layer, accuracy: str, part: str, reason: str) -> None:
+        """Books what could not be measured."""
+        self.missing.append(f"{part}: {layer.layer}, batch {self.n}, {accuracy}: {reason}")
+        self.say(f"missing: {self.missing[-1]}")
+        self.put(_row(layer, self.n, accuracy, part) | {"notes": {NAME: reason}})
+
+    def all_of(
+        self, part: str, layers: Sequence[Layer], classes: Sequence[str], measure: Callable[[Layer, str], None]
+    ) -> None:
+        """Measures each; where one fails, for want of memory say, the others go on."""
+        for layer, accuracy in self.each(part, layers, classes):
+            try:
+                measure(layer, accuracy)
+            except RuntimeError as error:
+                timing.recover()
+                self._lack(layer, accuracy, part, timing.message_of(error))
 
     def _candidate(self, layer: Layer, accuracy: str) -> dict[str, Any]:
         rows = ours.candidates(layer, self.n, accuracy, "nhwc", self.device)
@@ -98,64 +112,69 @@ class _Suite:
 
     # ---- The parts
 
-    def layers(self, layers: Sequence[Layer], classes: Sequence[str]) -> None:
-        """Against its own tasks in series, our staged kernels and cuDNN's, each a CUDA graph, interleaved, L2 cold."""
-        for layer, accuracy in self.each("layers", layers, classes):
-            x, weight = random_data(layer, self.n, accuracy, self.device)
-            calls = {name: ours.contender(name, x, weight, layer, accuracy) for name in (NAME, STAGED)}
-            calls[SERIES] = functools.partial(kernel_of(x, weight, layer, accuracy), Options(series=True))
-            problems = {}
-            for layout, order in (("nchw", torch.contiguous_format), ("nhwc", torch.channels_last)):
-                its = (x.contiguous(memory_format=order), weight.contiguous(memory_format=order))
-                problems[layout] = cudnn.Problem(*its, layer, layout, tf32=False)
-            rivals, notes = cudnn.contenders(problems, only=("winograd_nonfused",))
-            reference = layer_group.Reference(x, weight, layer)
-            errors = {}
-            for name, call in list((calls | rivals).items()):
-                try:
-                    errors[name] = reference.error(call())
-                except RuntimeError as error:  # the series needs room for all of V and M
-                    timing.recover()
-                    notes[name] = timing.message_of(error)
-            measured = self.measure({name: call for name, call in (calls | rivals).items() if name in errors})
-            times, notes = measured.timings, notes | measured.failures
-            row = _row(layer, self.n, accuracy, "layers") | {"notes": notes}
-            _timed(row, times.get(NAME))
-            row["workspace_bytes"] = self._candidate(layer, accuracy)["workspace_bytes"]
-            row["packed_bytes"] = ours.packed_bytes(NAME, weight, layer, accuracy)
-            if NAME in errors:
-                row |= {"error": errors[NAME]["l2"], "max_error": errors[NAME]["max"]}
-            row["algorithms"] = {name: times[name].us if name in times else None for name in calls}
-            row["peers"] = {name: times[name].us if name in times else None for name in rivals}
-            best = min((name for name in rivals if name in times), key=lambda name: times[name].us, default=None)
-            if best is not None:
-                row |= {"best_peer": best, "best_peer_us": times[best].us, "peer_error": errors[best]["l2"]}
-            self.put(row)
-            shown = ", ".join(f"{name} {found.us:.1f}" for name, found in times.items())
-            self.say(f"{layer.layer:8} {accuracy}: {shown} us")
+    def layer(self, layer: Layer, accuracy: str) -> None:
+        """Against its own tasks in series, our staged kernels, cuDNN's, what `auto` takes and PyTorch's fastest plans;
+        each a CUDA graph, interleaved, L2 cold."""
+        x, weight = random_data(layer, self.n, accuracy, self.device)
+        choice = ours.auto_choice(layer, self.n, accuracy, "nhwc", self.device)
+        calls = {name: ours.contender(name, x, weight, layer, accuracy) for name in (NAME, STAGED, choice)}
+        calls[SERIES] = functools.partial(kernel_of(x, weight, layer, accuracy), Options(series=True))
+        calls[PACKING] = ours.packing_contender(NAME, x, weight, layer, accuracy)
+        problems, torchs = {}, {}
+        for layout, order in (("nchw", torch.contiguous_format), ("nhwc", torch.channels_last)):
+            its = (x.contiguous(memory_format=order), weight.contiguous(memory_format=order))
+            problems[layout] = cudnn.Problem(*its, layer, layout, tf32=False)
+            torchs[f"torch_{layout}"] = functools.partial(torch_convolution, *its, layer, False)
+        rivals, notes = cudnn.contenders(problems, only=("winograd_nonfused",))
+        rivals |= torchs
+        reference = layer_group.Reference(x, weight, layer)
+        errors = {}
+        for name, call in (calls | rivals).items():
+            try:
+                errors[name] = reference.error(call())
+            except RuntimeError as error:  # the series needs room for all of V and M
+                timing.recover()
+                notes[name] = timing.message_of(error)
+        measured = self.measure({name: call for name, call in (calls | rivals).items() if name in errors})
+        times, notes = measured.timings, notes | measured.failures
+        row = _row(layer, self.n, accuracy, "layers") | {"notes": notes}
+        _timed(row, times.get(NAME))
+        row["workspace_bytes"] = self._candidate(layer, accuracy)["workspace_bytes"]
+        row["packed_bytes"] = ours.packed_bytes(NAME, weight, layer, accuracy)
+        if NAME in errors:
+            row |= {"error": errors[NAME]["l2"], "max_error": errors[NAME]["max"]}
+        row |= {"auto": choice, "us_with_packing": times[PACKING].us if PACKING in times else None}
+        row["algorithms"] = {name: times[name].us if name in times else None for name in calls if name != PACKING}
+        row["peers"] = {name: times[name].us if name in times else None for name in rivals}
+        row["peer_errors"] = {name: errors[name]["l2"] for name in rivals if name in errors}
+        best = min((name for name in rivals if name in times), key=lambda name: times[name].us, default=None)
+        if best is not None:
+            row |= {"best_peer": best, "best_peer_us": times[best].us, "peer_error": errors[best]["l2"]}
+        self.put(row)
+        shown = ", ".join(f"{name} {found.us:.1f}" for name, found in times.items())
+        self.say(f"{layer.layer:8} {accuracy}: {shown} us")
 
-    def mapping(self, classes: Sequence[str]) -> None:
+    def mapping(self, layer: Layer, accuracy: str) -> None:
         """Other distances, one at a time, and other M; every map on the same data, interleaved."""
-        for layer, accuracy in self.each("mapping", select(SWEPT_LAYERS), classes):
-            x, weight = random_data(layer, self.n, accuracy, self.device)
-            kernel = kernel_of(x, weight, layer, accuracy)
-            planned = kernel.planned.arguments()
-            swept = {"d_ig": DISTANCES, "d_go": DISTANCES, "m": BATCHES}
-            options = {"planned": Options()}
-            for name, values in swept.items():
-                for value in sorted({*values, planned[name]}):
-                    options[f"{name}={value}"] = replace(Options(), **{name: value})
-            calls = {variant: functools.partial(kernel, each) for variant, each in options.items()}
-            times = self.measure(calls | {STAGED: ours.contender(STAGED, x, weight, layer, accuracy)}).timings
-            for variant in options:
-                row = _row(layer, self.n, accuracy, "mapping", variant)
-                its = kernel.task_map(options[variant]).arguments()
-                row |= {name: its[name] for name in swept} | {"algorithms": {STAGED: times[STAGED].us}}
-                _timed(row, times.get(variant))
-                self.put(row)
-            best = min(options, key=lambda variant: times[variant].us)
-            said = f"planned {times['planned'].us:.1f} us, best {best} {times[best].us:.1f} us"
-            self.say(f"{layer.layer:8} {accuracy}: {said}")
+        x, weight = random_data(layer, self.n, accuracy, self.device)
+        kernel = kernel_of(x, weight, layer, accuracy)
+        planned = kernel.planned.arguments()
+        swept = {"d_ig": DISTANCES, "d_go": DISTANCES, "m": BATCHES}
+        options = {"planned": Options()}
+        for name, values in swept.items():
+            for value in sorted({*values, planned[name]}):
+                options[f"{name}={value}"] = replace(Options(), **{name: value})
+        calls = {variant: functools.partial(kernel, each) for variant, each in options.items()}
+        times = self.measure(calls | {STAGED: ours.contender(STAGED, x, weight, layer, accuracy)}).timings
+        staged = times[STAGED].us if STAGED in times else None
+        for variant in options:
+            row = _row(layer, self.n, accuracy, "mapping", variant)
+            its = kernel.task_map(options[variant]).arguments()
+            row |= {name: its[name] for name in swept} | {"algorithms": {STAGED: staged}}
+            _timed(row, times.get(variant))
+            self.put(row)
+        best = min((variant for variant in options if variant in times), key=lambda variant: times[variant].us)
+        self.say(f"{layer.layer:8} {accuracy}: best {best}, {times[best].us:.1f} us")
 
     def rivals(self, classes: Sequence[str]) -> None:
         """ResNet's 2_x against every algorithm of ours, PyTorch's and cuDNN's."""
@@ -168,26 +187,24 @@ class _Suite:
                 self.put(row | {"part": "rivals", "variant": ""})
                 self.say(f"{layer.layer:8} {row['class']}: {NAME} {row['algorithms'].get(NAME)} us")
 
-    def filters(self, layers: Sequence[Layer], classes: Sequence[str]) -> None:
+    def filters(self, layer: Layer, accuracy: str) -> None:
         """U packed beforehand, packed in every call, or made by tasks of the kernel. Class ieee alone has these tasks,
         for even C and K."""
-        even = [layer for layer in layers if layer.c % 2 == 0 and layer.k % 2 == 0]
-        for layer, accuracy in self.each("filters", even, [name for name in classes if name == "ieee"]):
-            x, weight = random_data(layer, self.n, accuracy, self.device)
-            kernel = kernel_of(x, weight, layer, accuracy)
-            calls: dict[str, Callable[[], object]] = {
-                PACKED: functools.partial(kernel, Options()),
-                PACKING: ours.packing_contender(NAME, x, weight, layer, accuracy),
-                FILTER_TASKS: functools.partial(kernel, Options(filters=True)),
-            }
-            row = _row(layer, self.n, accuracy, "filters")
-            error = layer_group.Reference(x, weight, layer).error(kernel(Options(filters=True)))
-            row |= {"error": error["l2"], "max_error": error["max"]}
-            times = self.measure(calls).timings
-            _timed(row, times.get(FILTER_TASKS))
-            row["algorithms"] = {name: times[name].us if name in times else None for name in calls}
-            self.put(row)
-            self.say(f"{layer.layer:8} {accuracy}: " + ", ".join(f"{name} {its.us:.1f}" for name, its in times.items()))
+        x, weight = random_data(layer, self.n, accuracy, self.device)
+        kernel = kernel_of(x, weight, layer, accuracy)
+        calls: dict[str, Callable[[], object]] = {
+            PACKED: functools.partial(kernel, Options()),
+            PACKING: ours.packing_contender(NAME, x, weight, layer, accuracy),
+            FILTER_TASKS: functools.partial(kernel, Options(filters=True)),
+        }
+        row = _row(layer, self.n, accuracy, "filters")
+        error = layer_group.Reference(x, weight, layer).error(kernel(Options(filters=True)))
+        row |= {"error": error["l2"], "max_error": error["max"]}
+        times = self.measure(calls).timings
+        _timed(row, times.get(FILTER_TASKS))
+        row["algorithms"] = {name: times[name].us if name in times else None for name in calls}
+        self.put(row)
+        self.say(f"{layer.layer:8} {accuracy}: " + ", ".join(f"{name} {its.us:.1f}" for name, its in times.items()))
 
     def distribution(self, classes: Sequence[str]) -> None:
         """How many tasks of each kind run at a time, as the kernel records it: as mapped, and in series."""
@@ -234,12 +251,13 @@ def run(
     path = Path(out) if out is not None else results.default_path(head)
     study = _Suite(batch, rounds, budget_s, path, head, resume, report)
     wide = [layer for layer in select(layers) if layers is not None or min(layer.c, layer.k) >= MIN_CHANNELS]
+    even = [layer for layer in select(layers) if layer.c % 2 == 0 and layer.k % 2 == 0]
     steps: dict[str, Callable[[], None]] = {
-        "layers": lambda: study.layers(wide, classes),
-        "mapping": lambda: study.mapping(classes),
+        "layers": lambda: study.all_of("layers", wide, classes, study.layer),
+        "mapping": lambda: study.all_of("mapping", select(SWEPT_LAYERS), classes, study.mapping),
         "rivals": lambda: study.rivals(classes),
         "distribution": lambda: study.distribution(classes),
-        "filters": lambda: study.filters(select(layers), classes),
+        "filters": lambda: study.all_of("filters", even, [name for name in classes if name == "ieee"], study.filters),
     }
     for part in parts:
         steps[part]()
