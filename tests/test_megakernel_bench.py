@@ -280,5 +280,7 @@ def test_the_series_is_a_rival_that_computes_the_same(tmp_path):
     document = megakernel.run(["layers"], layers="res3", classes=["fp32"], batch=4, rounds=3, out=tmp_path / "m.json")
     (row,) = document["rows"]
     assert row["notes"].get(megakernel.SERIES) is None
-    assert set(row["algorithms"]) == {megakernel.NAME, megakernel.STAGED, megakernel.SERIES}
+    assert set(row["algorithms"]) == {megakernel.NAME, megakernel.STAGED, megakernel.SERIES, row["auto"]}
     assert all(us > 0 for us in row["algorithms"].values())
+    assert row["us_with_packing"] > 0
+    assert {"torch_nchw", "torch_nhwc", megakernel.RIVAL} <= set(row["peers"])

@@ -1,7 +1,9 @@
 """The Winograd megakernel: its series of layers, and its networks in which only the 3x3 layers are exchanged.
 
 layers    all 22 layers, not only the wide ones: against its own tasks in series, which have the same products and the
-          same type of M, against winograd_f4 and cuDNN's non-fused Winograd; at batch 1 to 128
+          same type of M, against winograd_f4, cuDNN's non-fused Winograd and PyTorch; at batch 1 to 128
+mapping   D_IG, D_GO and M, one at a time, on four layers of ResNet; --batch
+distribution  the tasks over time on three layers, as mapped and in series; --batch
 resnet2   ResNet's 3x3 layer with 64 channels against every algorithm of ours and every rival, Triton's implicit GEMM
           among them
 filters   its filters transformed beforehand, by a kernel in front of each call, or by tasks of the kernel; --batch
@@ -43,6 +45,16 @@ def layers(options: Options) -> results.Document:
 def filters(options: Options) -> results.Document:
     """Where filters are transformed, for each batch."""
     return _studied("filters", options, (BATCH, 1))
+
+
+def mapping(options: Options) -> results.Document:
+    """Other distances and other M, on layers of its own."""
+    return _studied("mapping", options, (BATCH,))
+
+
+def distribution(options: Options) -> results.Document:
+    """How many tasks of each kind run at a time, on layers of its own."""
+    return _studied("distribution", options, (BATCH,))
 
 
 def _studied(part: str, options: Options, batches: Sequence[int]) -> results.Document:
@@ -87,9 +99,11 @@ def networks(options: Options) -> results.Document:
 
 PARTS: dict[str, Any] = {
     "layers": layers,
+    "mapping": mapping,
+    "distribution": distribution,
     "filters": filters,
     "counters": counters,
     "resnet2": resnet2,
     "networks": networks,
 }
-GPU_PARTS = ("layers", "filters", "counters")
+GPU_PARTS = ("layers", "mapping", "distribution", "filters", "counters")

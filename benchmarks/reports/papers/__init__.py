@@ -11,6 +11,7 @@ textbook/model                      arithmetic alone: needs no rows
 textbook/ladder/<class>, textbook/kernels
 megakernel/stages                   arithmetic alone
 megakernel/layers/<class>, megakernel/batches/<class>, megakernel/gains/<class>, megakernel/hidden,
+megakernel/mapping/<class>, megakernel/tasks/<class>,
 megakernel/resnet2/<class>, megakernel/networks,
 megakernel/filters, megakernel/counters, cuconv/counters
 <source>/machine                    what the files were measured on

@@ -16,7 +16,7 @@ from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import TITLES, speedup_of
 from benchmarks.reports.papers import counters
 from benchmarks.reports.papers.shared import NOTHING, File, of_class, rates
-from benchmarks.studies.megakernel import FILTER_FORMS, SERIES
+from benchmarks.studies.megakernel import FILTER_FORMS, MIN_CHANNELS, SERIES
 from fastconv.figures import new_figure, save_figure
 from fastconv.models.layers import LAYERS, Layer
 
@@ -33,20 +33,42 @@ def layers(document: Document, gpu: str, accuracy: str) -> str:
     its = _of_batch(document, BATCH)
     if not study.rows_of(its, "layers", accuracy):
         return NOTHING
-    figure = f"{gpu}_paper_megakernel_layers_{accuracy}.svg"
-    return f"![Layers, class {accuracy}](../figures/{figure})\n\n{study.layer_table(its, accuracy)}"
+    image = _image(gpu, f"layers_{accuracy}", f"Layers, class {accuracy}")
+    return f"{image}\n\n{study.layer_table(its, accuracy)}"
 
 
 def batches(document: Document, gpu: str, accuracy: str) -> str:
-    """A row per batch: geometric means of the three ratios, and how many layers the mapping makes faster."""
-    header = ["batch", "layers", *(f"over {label}" for label, _, _ in study.RATIOS), "faster than in series on"]
+    """A row per batch: geometric means of the ratios, and how many layers the mapping makes faster."""
+    header = ["batch", "layers", *(f"over {label}" for label, _, _ in study.RATIOS), "over PyTorch"]
+    header += ["faster than in series on"]
     lines = []
     for n in sorted({row["n"] for row in study.rows_of(document, "layers", accuracy)}):
         rows = study.rows_of(_of_batch(document, n), "layers", accuracy)
-        means = [common.times(common.mean(map(ratio, rows))) for _, ratio, _ in study.RATIOS]
+        ratios = (*(ratio for _, ratio, _ in study.RATIOS), study.over_torch)
+        means = [common.times(common.mean(map(ratio, rows))) for ratio in ratios]
         gains = [gain for row in rows if (gain := study.over_series(row))]
         lines.append([str(n), str(len(rows)), *means, f"{sum(gain > 1 for gain in gains)} of {len(gains)}"])
     return common.markdown_table(header, lines) if lines else NOTHING
+
+
+def mapping(document: Document, gpu: str, accuracy: str) -> str:
+    """Microseconds for each value of D_IG, D_GO and M, the others as planned."""
+    if not study.rows_of(document, "mapping", accuracy):
+        return NOTHING
+    images = [_image(gpu, f"{name}_{accuracy}", f"{name}, class {accuracy}") for name in ("distances", "m")]
+    return "\n\n".join([*images, study.mapping_table(document, accuracy)])
+
+
+def tasks(document: Document, gpu: str, accuracy: str) -> str:
+    """How many tasks of each kind run at a time: kind by kind, and as mapped."""
+    if not study.rows_of(document, "distribution", accuracy):
+        return NOTHING
+    image = _image(gpu, f"tasks_{accuracy}", f"Tasks, class {accuracy}")
+    return f"{image}\n\n{study.tasks_table(document, accuracy)}"
+
+
+def _image(gpu: str, figure: str, text: str) -> str:
+    return f"![{text}](../figures/{gpu}_paper_megakernel_{figure}.svg)"
 
 
 def stages(document: Document, gpu: str) -> str:
@@ -94,7 +116,7 @@ def gains_of(document: Document, gpu: str, accuracy: str) -> str:
     """The figure of `plot_gains`."""
     if not study.rows_of(document, "layers", accuracy):
         return NOTHING
-    return f"![Gain of the mapping, class {accuracy}](../figures/{gpu}_paper_megakernel_gains_{accuracy}.svg)"
+    return _image(gpu, f"gains_{accuracy}", f"Gain of the mapping, class {accuracy}")
 
 
 def plot_gains(document: Document, accuracy: str, path: Path) -> None:
@@ -205,6 +227,8 @@ TABLES: dict[str, tuple[str | None, Callable[..., str]]] = {
     "layers": ("paper_megakernel", layers),
     "batches": ("paper_megakernel", batches),
     "gains": ("paper_megakernel", gains_of),
+    "mapping": ("paper_megakernel", mapping),
+    "tasks": ("paper_megakernel", tasks),
     "stages": (None, stages),
     "hidden": ("paper_megakernel", hidden),
     "filters": ("paper_megakernel", filters),
@@ -212,6 +236,22 @@ TABLES: dict[str, tuple[str | None, Callable[..., str]]] = {
     "resnet2": ("paper_megakernel_resnet2", resnet2),
     "networks": ("paper_megakernel_networks", networks),
 }
+
+
+def _narrow(rows: list[Row]) -> str:
+    """The same on those with at least 128 channels and filters alone: the source's best cases are the others."""
+    wide = [row for row in rows if min(row["c"], row["k"]) >= MIN_CHANNELS]
+    gain = common.mean(map(study.over_series, wide))
+    return "" if gain is None or len(wide) == len(rows) else f" ({gain:.2f} on the {len(wide)} wide ones)"
+
+
+def _alone(document: Document, accuracy: str) -> str:
+    """At batch 1, where a launch has few tiles: over the same tasks in series, and over our staged kernels."""
+    rows = study.rows_of(_of_batch(document, 1), "layers", accuracy)
+    series, staged = (common.mean(map(ratio, rows)) for ratio in (study.over_series, study.over_staged))
+    if not series or not staged:
+        return ""
+    return f", at batch 1 {series:.2f} times its series and {staged:.2f} times `winograd_f4`"
 
 
 def said(file: File) -> str:
@@ -226,7 +266,7 @@ def said(file: File) -> str:
             cudnn = (
                 "" if ratios[1] is None else f", and the megakernel {ratios[1]:.2f} times cuDNN's non-fused Winograd"
             )
-            parts.append(f"in class `{accuracy}` {text}{cudnn}")
+            parts.append(f"in class `{accuracy}` {text}{_narrow(rows)}{cudnn}{_alone(document, accuracy)}")
     gains = [
         (row["network"], gain)
         for row in (file("paper_megakernel_networks") or {"rows": []})["rows"]
@@ -241,11 +281,13 @@ def said(file: File) -> str:
 
 
 def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
-    """<prefix>_layers_<class>.svg and <prefix>_gains_<class>.svg."""
+    """<prefix>_<layers, gains, distances, m, tasks>_<class>.svg."""
     its: dict[str, Any] = _of_batch(document, BATCH)
     drawn = [accuracy for accuracy in CLASSES if study.rows_of(its, "layers", accuracy)]
     found: dict[str, Callable[[Path], None]] = {}
     for accuracy in drawn:
         found[f"{prefix}_layers_{accuracy}.svg"] = partial(study.plot_layers, its, accuracy)
         found[f"{prefix}_gains_{accuracy}.svg"] = partial(plot_gains, document, accuracy)
-    return found
+    others = study.figures(document, prefix)
+    drawn_there = tuple(f"{prefix}_{name}_" for name in ("distances", "m", "tasks"))
+    return found | {name: draw for name, draw in others.items() if name.startswith(drawn_there)}
