@@ -131,6 +131,8 @@ PHASES: dict[str, Phase] = {
         ),
         (
             _paper("megakernel", "layers"),
+            _paper("megakernel", "mapping"),
+            _paper("megakernel", "distribution"),
             _paper("single_image", "layers", "", "--workers", "3"),
             _paper("single_image", "kernels", "_kernels"),
             _paper("megakernel", "networks", "_networks", "--workers", "2"),
@@ -138,6 +140,17 @@ PHASES: dict[str, Phase] = {
         ),
     ),
     "gradients_others": ((*_gradients("weight", _OTHER_CLASSES), *_gradients("input", _OTHER_CLASSES)),),
+    "energy": (
+        (
+            Step(
+                "networks_energy",
+                (
+                    "networks", "--suite", "networks_energy", "--energy", "2", "--modes", "compile,fused_graph", "--peers", _FORMS, "--classes",
+                    "fp32,fp16", "--workers", "2", "--compile-limit", "150",
+                ),
+            ),
+        ),
+    ),
     # What is timed of cuDNN alone goes with the leanest kernels around it, which are those of frozen networks.
     "networks_cudnn": (
         (

@@ -85,7 +85,10 @@ def test_energy_is_drawn(tmp_path):
     rows.append(row | {"class": "bf16"})
     results.write(tmp_path / "h200/networks_energy.json", {**HEAD, "suite": "networks_energy", "rows": rows})
     lines = documents.region("h200/energy", tmp_path).splitlines()
-    assert lines[2:] == ["| ResNet-50 | 64 | `fp16` | fused | 8.0 | 300 | `torch_eager` | 20.0 | 400 | 2.50x |"]
+    assert documents.region("h100+h200/energy", tmp_path).splitlines() == lines
+    assert lines[2] == "| ResNet-50 | 64 | `fp16` | fused | 8.0 | 300 | `torch_eager` | 20.0 | 400 | 2.50x |"
+    assert lines[3:-1] == [""]
+    assert lines[-1].startswith("NVIDIA H200, ")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: its board's energy counter")

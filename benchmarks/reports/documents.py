@@ -14,7 +14,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/networks/best                a row per network: the fastest of ours and of PyTorch's by class
     <gpu>/networks/rivals              against max-autotune and the best cuDNN layers; or `(not measured)`
     <gpu>/networks/peers/<class>       every form of PyTorch
-    <gpu>/energy                       of an image, whole networks; or `(not measured)`
+    <gpu>[+<gpu>]/energy               of an image, whole networks, of the first GPU that has it; or `(not measured)`
     <gpu>/training[/<class>]           training steps, a row per network, class and mode; or `(not measured)`
     <gpu>/training/groups[/<class>]    their kernels by group
     <gpu>/host                         the host's time of a call; or `(not measured)`
@@ -95,8 +95,9 @@ def region(name: str, results: Path) -> str:
         case ["host"]:
             return host.table(file("host"))
         case ["energy"]:
-            document = found("networks_energy")
-            return sentences.NOTHING if document is None else networks.energy_table(document)
+            documents = (_found(results, each, "networks_energy") for each in gpu.split("+"))
+            drawn = ((networks.energy_table(its), common.machine_line(its)) for its in documents if its is not None)
+            return "\n\n".join(next(drawn, (sentences.NOTHING,)))
         case ["regret"]:
             return regret.table(file("regret"))
         case [suite, "summary"] if suite.startswith("layers"):
