@@ -145,8 +145,8 @@ PHASES: dict[str, Phase] = {
             Step(
                 "networks_energy",
                 (
-                    "networks", "--suite", "networks_energy", "--energy", "2", "--modes", "compile,fused_graph", "--peers", _FORMS, "--classes",
-                    "fp32,fp16", "--workers", "2", "--compile-limit", "150",
+                    "networks", "--suite", "networks_energy", "--energy", "2", "--modes", "compile,fused_graph",
+                    "--peers", _FORMS, "--classes", "fp32,fp16", "--workers", "2", "--compile-limit", "150",
                 ),
             ),
         ),
