@@ -50,7 +50,7 @@ def test_counters_are_read_once_and_whom_the_driver_refuses_is_refused_once(tmp_
     monkeypatch.setattr(counters.environment, "describe", lambda suite, device: head)
     refused = {"two_stage"}
 
-    def measure(layer, n, accuracy, algorithm):
+    def measure(layer, n, accuracy, algorithm, layout):
         asked.append((layer.layer, algorithm))
         if algorithm in refused:
             raise counters.NoCounters(f"ncu gave no table: ==ERROR== {counters.FORBIDDEN}")
@@ -67,7 +67,7 @@ def test_counters_are_read_once_and_whom_the_driver_refuses_is_refused_once(tmp_
     assert len(run()["rows"]) == 4
     assert asked == [("res3", "torch"), ("res3", "two_stage")]
     refused.clear()
-    document = run(resume=True)
+    document = run(resume=True, layout="nhwc")
     assert asked == [("res3", "two_stage"), ("res4", "torch"), ("res4", "two_stage")]
     assert [row["us"] for row in document["rows"]] == [1.0] * 4
     run(resume=True)

@@ -110,14 +110,14 @@ def survey(options: Options) -> dict[str, Any]:
 
 
 def counters(options: Options) -> dict[str, Any]:
-    """Hardware counters of the two kernels of two_stage, and of cuDNN's rival by PyTorch; of a GPU alone."""
+    """Hardware counters of the two kernels of two_stage, and of cuDNN's rival by PyTorch, in NCHW; of a GPU alone."""
     from benchmarks.studies import counters as hardware
 
     return hardware.run(
         _chosen(options, COUNTED),
         options.batches[0] if options.batches else 1, options.classes or CLASSES[:1], ("two_stage", "torch"),
-        out=options.out(f"{SUITE}_counters"), suite=f"{SUITE}_counters", budget_s=options.budget_s,
-        resume=options.resume, report=options.report,
+        out=options.out(f"{SUITE}_counters"), suite=f"{SUITE}_counters", layout="nchw",
+        budget_s=options.budget_s, resume=options.resume, report=options.report,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import ours, results, turns
-from benchmarks.harness.runs import deadline_of, is_past
+from benchmarks.harness.runs import LAYOUTS, deadline_of, is_past
 from benchmarks.papers.common import KERNEL_KEY, empty_row
 from fastconv import environment
 from fastconv.instrumented import Options, kernel_of, random_data
@@ -74,9 +74,10 @@ def program() -> str:
     return found
 
 
-def calls_of(layer: Layer, n: int, accuracy: str, algorithm: str) -> dict[str, Callable[[], object]]:
+def calls_of(layer: Layer, n: int, accuracy: str, algorithm: str, layout: str) -> dict[str, Callable[[], object]]:
     """Of one layer by one algorithm, by variant: of the megakernel its maps, else one. Needs a CUDA device."""
     x, weight = random_data(layer, n, accuracy, torch.device("cuda"))
+    x = x.contiguous(memory_format=LAYOUTS[layout])
     if algorithm != MEGAKERNEL:
         return {"": ours.contender(algorithm, x, weight, layer, accuracy)}
     kernel = kernel_of(x, weight, layer, accuracy)
@@ -85,7 +86,7 @@ def calls_of(layer: Layer, n: int, accuracy: str, algorithm: str) -> dict[str, C
 
 def work(job: Mapping[str, Any]) -> None:
     """What the watched process does: makes the calls ready, then a marker and a launch for each."""
-    calls = calls_of(Layer(**job["layer"]), job["n"], job["class"], job["algorithm"])
+    calls = calls_of(Layer(**job["layer"]), job["n"], job["class"], job["algorithm"], job["layout"])
     with torch.inference_mode():
         for call in calls.values():
             call()
@@ -132,9 +133,9 @@ def joined(kernels: Sequence[Mapping[str, str]]) -> dict[str, float]:
     return {**total, "us": total["us"] / 1e3, "kernels": len(kernels)}
 
 
-def measure(layer: Layer, n: int, accuracy: str, algorithm: str) -> dict[str, dict[str, float]]:
+def measure(layer: Layer, n: int, accuracy: str, algorithm: str, layout: str = "nhwc") -> dict[str, dict[str, float]]:
     """Variant -> counters. Raises NoCounters."""
-    job = {"layer": layer.fields(), "n": n, "class": accuracy, "algorithm": algorithm}
+    job = {"layer": layer.fields(), "n": n, "class": accuracy, "algorithm": algorithm, "layout": layout}
     command = [program(), "--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off"]
     command += ["--clock-control", "none", "--metrics", ",".join(metric for metric, _ in METRICS.values())]
     command += [sys.executable, "-c", _WORKER, json.dumps(sys.path), json.dumps(job)]
@@ -151,7 +152,7 @@ def measure(layer: Layer, n: int, accuracy: str, algorithm: str) -> dict[str, di
 
 def run(
     layers: str | Sequence[Layer], n: int, classes: Sequence[str], algorithms: Sequence[str], *, out: Path, suite: str,
-    budget_s: float | None = None, resume: bool = False, report: Callable[[str], None] = print,
+    layout: str = "nhwc", budget_s: float | None = None, resume: bool = False, report: Callable[[str], None] = print,
 ) -> results.Document:  # fmt: skip
     """A row for each layer, class, algorithm and variant, into the file of `suite`; `notes` says why one has none.
 
@@ -164,14 +165,14 @@ def run(
     for layer, accuracy, algorithm in itertools.product(
         select(layers) if isinstance(layers, str) else layers, classes, algorithms
     ):
-        empty = empty_row(layer, n, accuracy, "nhwc") | {"algorithm": algorithm, "variant": ""}
+        empty = empty_row(layer, n, accuracy, layout) | {"algorithm": algorithm, "variant": ""}
         if tuple(empty[name] for name in KERNEL_KEY) in held or is_past(deadline):
             continue
         try:
             if refusal:
                 raise NoCounters(refusal)
             with turns.timing():
-                found = measure(layer, n, accuracy, algorithm)
+                found = measure(layer, n, accuracy, algorithm, layout)
             rows = [empty | {"variant": name, **its} for name, its in found.items()]
         except NoCounters as error:
             rows = [empty | {"notes": {algorithm: str(error)}}]
