@@ -175,12 +175,21 @@ def test_the_megakernels_stages_are_counted_as_the_source_has_them():
     assert its["output"] == megakernel_model.Stage(90 * m, 4 * (36 * m + y))
     moved, computed = (its["input"] + its["output"]).bytes, its["gemm"].flops
     # Arithmetic so slow, or memory, that it alone counts; in series transforms move bytes all the same.
-    series, mixed = megakernel_model.predicted_us(layer, n, memory=1e12, flops=1e6)
-    assert series == pytest.approx((moved / 1e12 + computed / 1e6) * 1e6)
-    assert mixed == pytest.approx((its["input"] + its["gemm"] + its["output"]).flops / 1e6 * 1e6)
-    series, mixed = megakernel_model.predicted_us(layer, n, memory=1e6, flops=1e15)
-    assert series == pytest.approx(mixed)
-    assert mixed == pytest.approx(moved + its["gemm"].bytes)
+    found = megakernel_model.predicted(layer, n, memory=1e12, flops=1e6)
+    assert found.series == pytest.approx((moved / 1e12 + computed / 1e6) * 1e6)
+    assert found.mixed == pytest.approx((its["input"] + its["gemm"] + its["output"]).flops / 1e6 * 1e6)
+    assert found.on_chip == found.mixed
+    found = megakernel_model.predicted(layer, n, memory=1e6, flops=1e15)
+    assert found.series == pytest.approx(found.mixed)
+    assert found.mixed == pytest.approx(moved + its["gemm"].bytes)
+    assert found.on_chip == pytest.approx(4 * (x + y))
+    # Values of half the size: input and output stay what they are. Tensor cores compute the products alone.
+    half = megakernel_model.predicted(layer, n, memory=1e6, flops=1e15, stored=2)
+    assert half.mixed == pytest.approx((found.mixed + 4 * (x + y)) / 2)
+    assert half.on_chip == found.on_chip
+    tensor = megakernel_model.predicted(layer, n, memory=1e15, flops=1e6, products=2e6)
+    transforms = (its["input"] + its["output"]).flops
+    assert tensor.mixed == pytest.approx(max(computed / 2, transforms))
 
 
 def event(name, start, threads, registers, shared):

@@ -238,7 +238,8 @@ def test_what_the_mapping_hides_is_drawn(tmp_path):
     rows = [megakernel_row(layer, n, "ieee", 1000.0, series) for n, series in ((64, 1250.0), (1, 900.0))]
     rows.append(megakernel_row(layer, 8, "ieee", 1000.0, None))  # no room for all of V and M
     write(tmp_path, "paper_megakernel", rows)
-    series, mixed = megakernel_model.predicted_us(layer, 64)
+    found = megakernel_model.predicted(layer, 64)
+    series, mixed = found.series, found.mixed
     line, means = region(tmp_path, "megakernel/hidden").splitlines()[2:]
     assert line == (
         f"| vgg4_2 | {series:.0f} | 1250 | {mixed:.0f} | 1000 | {series - mixed:.0f} | 250.0 | "
@@ -253,6 +254,44 @@ def test_what_the_mapping_hides_is_drawn(tmp_path):
     assert "0.90 at batch 1, 1.25 at batch 64" in (tmp_path / "gains.svg").read_text()
     (line,) = (line for line in region(tmp_path, "megakernel/stages").splitlines() if line.startswith("| vgg4_2 |"))
     assert line == "| vgg4_2 | 512->512 @28x28 | 59.2 | **0.40** | **0.75** | 118.34 | **0.43** |"
+
+
+def test_what_narrow_layers_and_one_image_are_worth_is_said(tmp_path):
+    wide, narrow = Layer("vgg4_2", 512, 28, 28, 512), Layer("res1", 64, 56, 56, 64)
+    rows = [megakernel_row(wide, 64, "ieee", 100.0, 121.0), megakernel_row(narrow, 64, "ieee", 100.0, 100.0)]
+    rows.append(megakernel_row(wide, 1, "ieee", 50.0, 60.0))
+    rows[-1]["algorithms"]["winograd_f4"] = 25.0
+    rows[0]["peers"] |= {"torch_nchw": 400.0, "torch_nhwc": 300.0}
+    rows[0] |= {"auto": "winograd_f4", "us_with_packing": 130.0, "workspace_bytes": 1 << 20, "packed_bytes": 1 << 19}
+    write(tmp_path, "paper_megakernel", rows)
+    said = region(tmp_path, "megakernel/said")
+    assert "is worth 1.10 times over the same tasks in series on 2 layers (1.21 on the 1 wide ones)" in said
+    assert (
+        "2.00 times cuDNN's non-fused Winograd, at batch 1 1.20 times its series and 0.50 times `winograd_f4`" in said
+    )
+    first, second, means = region(tmp_path, "megakernel/layers/ieee").splitlines()[-3:]
+    assert first.endswith(" | 130 | 1.0, 0.5 | 300 | 3.00x | 100 `winograd_f4` |")
+    assert second.endswith(" | - | -, - | - | - | - |")
+    assert means.endswith("|  |  |  | 3.00x |  |")
+    assert "| 64 | 2 | 1.10x | 1.00x | 2.00x | 3.00x | 1 of 2 |" in region(tmp_path, "megakernel/batches/ieee")
+    (line,) = (line for line in region(tmp_path, "megakernel/ceilings").splitlines() if line.startswith("| vgg4_2"))
+    assert line.endswith(" | - | - |")  # no rows of fp32
+
+
+def test_the_maps_of_the_sweep_are_drawn(tmp_path):
+    layer = Layer("res1", 64, 56, 56, 64)
+    row = megakernel_row(layer, 64, "fp32", 50.0, None) | {"part": "mapping", "variant": "planned"}
+    row |= {"d_ig": 1568, "d_go": 74, "m": 8, "algorithms": {"winograd_f4": 44.0}}
+    rows = [row, row | {"variant": "m=4", "m": 4, "us": 55.0}, row | {"variant": "d_go=16", "d_go": 16, "us": 40.0}]
+    rows.append(row | {"variant": "d_ig=0", "d_ig": 0, "us": 60.0, "algorithms": {"winograd_f4": None}})
+    write(tmp_path, "paper_megakernel", rows)
+    (line,) = region(tmp_path, "megakernel/best_maps").splitlines()[2:]
+    assert line == "| res1 | `fp32` | 50.0 | d_go = 16 | 40.0 | 44.0 | 1.10x |"
+    assert "50.0 (8)" in region(tmp_path, "megakernel/mapping/fp32")
+    assert region(tmp_path, "megakernel/mapping/ieee") == "(not measured)"
+    for name in ("distances", "m"):
+        documents.figures(tmp_path)[f"h200_paper_megakernel_{name}_fp32.svg"](tmp_path / "map.svg")
+        assert "D_" in (tmp_path / "map.svg").read_text() or name == "m"
 
 
 def test_where_filters_are_transformed_is_drawn(tmp_path):

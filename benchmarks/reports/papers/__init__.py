@@ -9,9 +9,9 @@ single_image/layers|kernels|statistic|blocks|networks
 lenet5/layers/<class>, lenet5/ladder/<class>, lenet5/steps, lenet5/network
 textbook/model                      arithmetic alone: needs no rows
 textbook/ladder/<class>, textbook/kernels
-megakernel/stages                   arithmetic alone
+megakernel/stages, megakernel/ceilings   arithmetic alone, the latter beside what is measured
 megakernel/layers/<class>, megakernel/batches/<class>, megakernel/gains/<class>, megakernel/hidden,
-megakernel/mapping/<class>, megakernel/tasks/<class>,
+megakernel/mapping/<class>, megakernel/tasks/<class>, megakernel/best_maps,
 megakernel/resnet2/<class>, megakernel/networks,
 megakernel/filters, megakernel/counters, cuconv/counters
 <source>/machine                    what the files were measured on

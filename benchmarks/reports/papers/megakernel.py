@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.results import CLASSES, Document, Row
-from benchmarks.layers.sets import FFMA_FLOPS, bandwidth_of
+from benchmarks.layers.sets import FFMA_FLOPS, TENSOR_FLOPS, bandwidth_of
 from benchmarks.papers import megakernel_model as model
 from benchmarks.peers import REFUSED
 from benchmarks.reports import common
@@ -89,8 +89,8 @@ def stages(document: Document, gpu: str) -> str:
 def _hidden(row: Row, gpu: str) -> tuple[float, float, float | None, float]:
     """Microseconds by (8), by (9), of the tasks in series, and of the megakernel."""
     layer = Layer(**{name: row[name] for name in Layer.__dataclass_fields__})
-    predicted = model.predicted_us(layer, row["n"], bandwidth_of(gpu))
-    return (*predicted, row["algorithms"].get(SERIES), row["us"])
+    predicted = model.predicted(layer, row["n"], bandwidth_of(gpu))
+    return predicted.series, predicted.mixed, row["algorithms"].get(SERIES), row["us"]
 
 
 def hidden(document: Document, gpu: str) -> str:
@@ -110,6 +110,50 @@ def hidden(document: Document, gpu: str) -> str:
         return NOTHING
     means = [common.times(common.mean(its)) for its in zip(*gains, strict=True)]
     return common.markdown_table(header, [*lines, ["geometric mean", *[""] * 6, *means]])
+
+
+def ceilings(document: Document, gpu: str) -> str:
+    """A row per layer: what the model lets the mapping gain in class `ieee`, in `fp32`, there with U, V and M in half
+    types, and with V and M on the chip; beside it what is measured in `fp32`."""
+    header = ["layer", "C->K @HxW", "`ieee`", "`fp32`", "`fp32`, V and M in half", "`fp32`, V and M on the chip"]
+    header += ["measured, `fp32`: over its series", "over `winograd_f4`"]
+    rows = {row["layer"]: row for row in study.rows_of(_of_batch(document, BATCH), "layers", "fp32")}
+    lines, columns = [], []
+    for layer in LAYERS:
+        own = model.predicted(layer, BATCH, bandwidth_of(gpu))
+        tensor, half = (
+            model.predicted(layer, BATCH, bandwidth_of(gpu), products=TENSOR_FLOPS / 3, stored=stored)
+            for stored in (model.ELEMENT, model.ELEMENT // 2)
+        )
+        row = rows.get(layer.layer)
+        measured = [ratio(row) if row else None for ratio in (study.over_series, study.over_staged)]
+        gains = [round(its.series / its.mixed, 6) for its in (own, tensor, half)]  # 1 is no loss
+        columns.append([*gains, tensor.series / tensor.on_chip, *measured])
+        lines.append([layer.layer, f"{layer.c}->{layer.k} @{layer.h}x{layer.w}", *map(common.times, columns[-1])])
+    means = [common.times(common.mean(column)) for column in zip(*columns, strict=True)]
+    return common.markdown_table(header, [*lines, ["geometric mean", f"{len(LAYERS)} layers", *means]])
+
+
+def best_maps(document: Document, gpu: str) -> str:
+    """A row per swept layer and class: as planned, the fastest map of the sweep, `winograd_f4`."""
+    header = ["layer", "class", "as planned us", "fastest map", "us", "`winograd_f4` us", "fastest over `winograd_f4`"]
+    lines = []
+    for accuracy in CLASSES:
+        found: dict[str, list[Row]] = {}
+        for row in study.rows_of(document, "mapping", accuracy):
+            found.setdefault(row["layer"], []).append(row)
+        for layer, rows in found.items():
+            best = min(rows, key=lambda row: row["us"])
+            planned = next((row["us"] for row in rows if row["variant"] == "planned"), None)
+            line = [
+                layer,
+                f"`{accuracy}`",
+                common.us(planned),
+                best["variant"].replace("=", " = "),
+                common.us(best["us"]),
+            ]
+            lines.append([*line, common.us(best["algorithms"][study.STAGED]), common.times(study.over_staged(best))])
+    return common.markdown_table(header, lines) if lines else NOTHING
 
 
 def gains_of(document: Document, gpu: str, accuracy: str) -> str:
@@ -231,6 +275,8 @@ TABLES: dict[str, tuple[str | None, Callable[..., str]]] = {
     "tasks": ("paper_megakernel", tasks),
     "stages": (None, stages),
     "hidden": ("paper_megakernel", hidden),
+    "ceilings": (None, ceilings),
+    "best_maps": ("paper_megakernel", best_maps),
     "filters": ("paper_megakernel", filters),
     "counters": ("paper_megakernel_counters", counters.table),
     "resnet2": ("paper_megakernel_resnet2", resnet2),
