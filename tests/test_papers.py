@@ -63,6 +63,7 @@ def test_a_survey_goes_on_where_it_ended(options, monkeypatch, workers):
     for row in document["rows"]:
         assert set(row["peers"]) <= {"torch_default_nchw", "torch_default_nhwc"}  # nobody searches
         assert row["us"] == row["algorithms"][row["algorithm"]]
+        assert row["auto"] == "torch" or row["us_with_packing"] > 0
         assert row["error"] < 1e-5
         assert row["workspace_bytes"] >= 0
         assert row["packed_bytes"] >= 0

@@ -288,7 +288,7 @@ def _enter_ours(
     name = f"{accuracy}/{layout}/{algorithm}"
     if algorithms is not None and algorithm not in algorithms:
         return
-    chosen = chosen or group.keeps_named
+    is_choice, chosen = chosen, chosen or group.keeps_named
     if algorithm == "torch" and not chosen and group.direction not in FUSED:
         return  # the same call as the peer of this layout
     if group.survey and not row["ok"]:
@@ -315,7 +315,7 @@ def _enter_ours(
         return
     hopeless = SURVEY_UNSEEN if group.survey else timing.HOPELESS
     _enter(group, name, call, reference, math.inf if chosen else hopeless)
-    if chosen and group.n == 1 and algorithm != "torch":
+    if is_choice and (group.n == 1 or group.survey) and algorithm != "torch":
         packing = ours.packing_contender(algorithm, *data, *addends)
         _enter(group, name + _PACKING, packing, reference, math.inf)
 
