@@ -38,6 +38,7 @@ def results_folder(tmp_path):
     refused = {"cudnn_gemm": 1.0, "cudnn_direct": 20.0}
     note = {"cudnn_gemm": "not a rival: error 1e-3 is beyond the class (5e-05)"}
     rows.append(cuconv_row(one, 1, "fp32", {"direct": 10.0}, refused, notes=note, best_peer="cudnn_direct"))
+    rows[-1]["us_with_packing"] = 16.0
     write(tmp_path, "paper_cuconv", rows)
     return tmp_path
 
@@ -55,6 +56,8 @@ def test_the_survey_is_summed_up(results_folder):
     # 20/10 and 20/5 are won, 20/25 and the one that was not timed are lost; in both layouts 8/10 is lost, 8/5 won.
     assert line == ("| `ieee` | NCHW | `two_stage` | 4 | 2 (50.0 %) | 3.00x | 4.00x | 1 (25.0 %) | 1.60x | 1.60x |")
     assert "| `fp32` | NCHW | `auto` | 1 | 1 (100.0 %) | 2.00x |" in region(results_folder, "cuconv/overall")
+    packing = "| `fp32` | NCHW | auto, filters packed in every call | 1 | 1 (100.0 %) | 1.25x |"
+    assert packing in region(results_folder, "cuconv/overall")
     sizes = region(results_folder, "cuconv/sizes/two_stage/ieee").splitlines()
     assert sizes[-2:] == ["| 1x1 | 100 %, 4.00x, 4.00x | 0 % |", "| 3x3 | 100 %, 2.00x, 2.00x | 0 % |"]
     said = region(results_folder, "cuconv/said")
@@ -109,11 +112,12 @@ def test_single_image_is_drawn(tmp_path):
     note = {"torch_nchw_fused": "not a rival: error 1e-3"}
     row = cuconv_row(layer, 1, "ieee", {"direct": 16.0}, peers, notes=note, best_peer="cudnn_graph_nhwc")
     row |= {"best_peer_us": 24.0, "workspace_bytes": 1 << 20, "packed_bytes": 1 << 19, "pass": "bias_relu"}
+    row |= {"us_with_packing": 18.0}
     write(tmp_path, "paper_single_image", [row, row | {"layout": "nhwc", "us": 20.0}])
     line = region(tmp_path, "single_image/layers").splitlines()[-1]
     assert line == (
         "| 3x3 128->128 | `ieee` | 95, 59 | 1.61x | 16.0 | `direct` | NCHW | 24.0 | 1.50x | 40.0 | 2.50x | 1.0e-07 "
-        "| 1.00 | 0.50 |"
+        "| 1.00 | 0.50 | 18.0 |"
     )
     assert "class `ieee`: 1.50 to 1.50 times as fast" in region(tmp_path, "single_image/said")
     kernel = {"kernel": "void convolve<float>(Args)", "blocks": 8, "threads": 128, "registers": 64}

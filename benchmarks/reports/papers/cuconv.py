@@ -17,11 +17,13 @@ from fastconv.figures import new_figure, save_figure
 
 NAME = "cuconv"
 ALGORITHMS = ("two_stage", "auto")
+PACKING = "auto, filters packed in every call"
 
 
 def _us(row: Row, algorithm: str) -> float | None:
-    if algorithm == "auto":
-        return None if is_wrong(row) else row["us"]
+    if algorithm in ("auto", PACKING):
+        packing = row.get("us_with_packing") if algorithm == PACKING else None  # None: there is nothing to pack
+        return None if is_wrong(row) else packing or row["us"]
     us: float | None = row["algorithms"].get(algorithm)
     return us
 
@@ -55,8 +57,9 @@ def overall(document: Document, gpu: str) -> str:
     for accuracy in classes_of(document, CLASSES):
         for layout in ("nchw", "nhwc"):
             rows = of_class(document, accuracy, layout)
-            for algorithm in ALGORITHMS if rows else ():
-                line = [f"`{accuracy}`", layout.upper(), f"`{algorithm}`", str(len(rows))]
+            for algorithm in (*ALGORITHMS, PACKING) if rows else ():
+                shown = algorithm if algorithm == PACKING else f"`{algorithm}`"
+                line = [f"`{accuracy}`", layout.upper(), shown, str(len(rows))]
                 for speedup in (over_source, over_all):
                     found = wins(speedup(row, algorithm) for row in rows)
                     line += [f"{found.won} ({found.share * 100:.1f} %)", common.times(found.mean)]

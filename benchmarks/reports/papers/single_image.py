@@ -51,6 +51,7 @@ def layers(document: Document, gpu: str) -> str:
         "cuDNN fused us",
     ]
     header += ["gain", "PyTorch's passes us", "gain", "error", "workspace MiB", "packed MiB"]
+    header += ["with packing us"]
     lines = []
     for row in best_rows(document):
         theirs, its = SOURCE.get(row["layer"], (None, None))
@@ -60,7 +61,7 @@ def layers(document: Document, gpu: str) -> str:
         line += [common.us(eager_us(row)), common.times(speedup_of(row["us"], eager_us(row)))]
         line += [common.scientific(row["error"])]
         line += [common.mib(row.get(f"{name}_bytes"), 2) for name in ("workspace", "packed")]
-        lines.append(line)
+        lines.append([*line, common.us(row.get("us_with_packing"))])
     return common.markdown_table(header, lines)
 
 
