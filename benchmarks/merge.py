@@ -56,14 +56,19 @@ def joined(paths: Sequence[Path]) -> results.Document:
     return document
 
 
+def _suite(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
 def merge(folders: Sequence[Path], into: Path) -> dict[str, results.Document]:
-    """Joins the files of equal names in the folders, and what `into` has of them; suite -> what was written there.
-    Raises ValueError as `joined`, before anything is written, or if there is no file."""
+    """Joins the files of equal names in the folders, those that an ended run has left of its workers (`suite.0.json`)
+    too, and what `into` has of them; suite -> what was written there. Raises ValueError as `joined`, before anything is
+    written, or if there is no file."""
     found: dict[str, list[Path]] = {}
     for folder in (into, *folders):
         for path in sorted(folder.glob("*.json")):
-            found.setdefault(path.stem, []).append(path)
-    named = {path.stem for folder in folders for path in folder.glob("*.json")}
+            found.setdefault(_suite(path), []).append(path)
+    named = {_suite(path) for folder in folders for path in folder.glob("*.json")}
     if not named:
         raise ValueError(f"no result file in {', '.join(map(str, folders)) or 'no folder'}")
     documents = {suite: joined(paths) for suite, paths in sorted(found.items()) if suite in named}

@@ -33,7 +33,9 @@ def test_rows_of_several_cards_are_one_file(tmp_path):
     assert (found["date"], found["missing"], found["banned"]) == ("2027-01-01T00:00:00Z", [], {"a": "hung"})
     # Again, with more from one of them: what is there counts.
     write(second, [row(64)])
-    assert len(merge.merge([second], into)["paper_cuconv"]["rows"]) == 5
+    results.write(second / "paper_cuconv.0.json", {**HEAD, "suite": "paper_cuconv", "rows": [row(128)]})
+    assert len(merge.merge([second], into)["paper_cuconv"]["rows"]) == 6
+    assert not (into / "paper_cuconv.0.json").exists()
 
 
 def test_a_row_with_a_time_is_kept_and_the_last_of_two(tmp_path):
