@@ -269,6 +269,9 @@ def test_times_at_batch_one_say_what_a_replay_costs_and_what_packing_does():
     assert "| 15.0 | 2.00x |" in table
     assert "holds the replay of a CUDA graph: 4.5 us" in table
     assert "replay" not in layer_tables.layer_table({**HEAD, "rows": [row | {"n": 64}]}, "fp32", 64)
+    on_cpu = layer_tables.layer_table({**HEAD, "rows": [row | {"floor_us": None}]}, "fp32", 1)
+    assert "replay" not in on_cpu
+    assert "4.5 us for one that does nothing" in on_cpu
 
 
 def test_numbers_within_a_sentence(project):

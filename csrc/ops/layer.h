@@ -97,7 +97,7 @@ class Layer {
     bool is_verified(const Tensor& weight) const;
   };
 
-  // Of a transposed layer, which keeps no packed weight: it is turned in every call.
+  // Of a transposed layer, which keeps no packed weight: its filter is flipped in every call.
   std::optional<Tensor> forward_transposed(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                            const CallMode& mode, CallStatus& status);
 
