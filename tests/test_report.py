@@ -280,6 +280,10 @@ def test_numbers_within_a_sentence(project):
     document["rows"].append(layer_row("vgg4_2", "tf32", 70.0, 80.0))
     document["rows"] = [row | {"timer_us": 4.0, "sm_mhz": 1980.0} for row in document["rows"]]
     document["rows"][0] |= {"sm_mhz": 1500.0, "few_rounds": ["torch_nhwc"]}
+    networks = results.read(folder / "h200/networks.json")
+    beyond = {"class": "fp16", "logits_error": float("nan"), "peer_error": float("nan")}  # the type's range
+    networks["rows"].append(networks["rows"][0] | beyond)
+    results.write(folder / "h200/networks.json", networks)
     results.write(folder / "h200/layers.json", document)
     expected = {
         "speedup/layers/fp32/64": "1.00",
@@ -291,6 +295,7 @@ def test_numbers_within_a_sentence(project):
         "error/layers/fp32/64": "1e-06",
         "bias/layers/fp32/64": "(not measured)",
         "logits/fp32": "0.50 to 0.50",
+        "logits/fp16": "(not measured)",
         "few_rounds/layers": "1 of 6",
         "network/resnet50/fp32/compile": "0.50",
         "network/vgg16/fp32/compile": "(not measured)",
