@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -184,9 +185,10 @@ def needs_gradient(*tensors: Tensor | None) -> bool:
 
 
 def _run_torch(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings, out: Tensor | None
 ) -> Tensor | None:  # fmt: skip
-    """A call of a layer with an epilogue by PyTorch's own convolution, if that is what the operators left to Python."""
+    """A call of a layer with an epilogue by PyTorch's own convolution, if that is what the operators left to Python;
+    into `out`, where that is given."""
     status = ops.layer_status()
     if status not in (ops.STATUS_TORCH, ops.STATUS_TORCH_CHANNELS_LAST):
         return None
@@ -200,7 +202,9 @@ def _run_torch(
         y = plain.activate(y, activation, slope, inplace=True)
     if residual is not None and after:
         y.add_(residual)
-    return pooling.max_pool2d(y, *pooling.TWO_BY_TWO) if max_pool else y
+    if max_pool:
+        y = pooling.max_pool2d(y, *pooling.TWO_BY_TWO)
+    return y if out is None else out.copy_(y)
 
 
 def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precision: str) -> bool:
@@ -213,6 +217,19 @@ def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precis
     else:
         return False
     return True
+
+
+def _complete(
+    state: LayerState, key: Settings, precision: str, forward: Callable[..., Tensor | None], arguments: tuple[Any, ...],
+    out: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
+    """What a call of a layer's operator has left to Python, and that call again; None if neither is for here."""
+    x, weight, bias, residual, *_, layer, mode = arguments
+    while _prepared(state, layer, weight, key[4], precision):
+        y = forward(*arguments)
+        if y is not None:
+            return y
+    return _run_torch(x, weight, bias, residual, key, out) if mode & ops.ADMITS_TORCH else None
 
 
 def convolve(
@@ -240,10 +257,9 @@ def convolve(
     try:
         if not (torch.is_grad_enabled() and (trained or needs_gradient(x, bias, residual))):
             y = ops.layer_forward(x, weight, bias, residual, layer, mode)
-            while y is None and _prepared(state, layer, weight, key[4], precision):
-                y = ops.layer_forward(x, weight, bias, residual, layer, mode)
-            if y is None and mode & ops.ADMITS_TORCH:
-                y = _run_torch(x, weight, bias, residual, key)
+            if y is None:
+                arguments = x, weight, bias, residual, layer, mode
+                y = _complete(state, key, precision, ops.layer_forward, arguments)
         elif residual is None and key[5] == "none" and not key[9]:
             if trained:
                 mode |= ops.TRAINED
@@ -271,17 +287,12 @@ def convolve_around(
         mode |= ops.FROZEN
     if plain.is_of_class(x, precision):
         mode |= ops.ADMITS_TORCH
+    arguments = x, weight, bias, residual, *around, layer, mode
     try:
-        y = ops.layer_forward_around(x, weight, bias, residual, *around, layer, mode)
-        while y is None and _prepared(state, layer, weight, key[4], precision):
-            y = ops.layer_forward_around(x, weight, bias, residual, *around, layer, mode)
+        y = ops.layer_forward_around(*arguments)
+        return _complete(state, key, precision, ops.layer_forward_around, arguments, around[0]) if y is None else y
     except failures.UnseenError:
         return None
-    if y is None and mode & ops.ADMITS_TORCH:
-        y, out = _run_torch(x, weight, bias, residual, key), around[0]
-        if y is not None and out is not None:
-            return out.copy_(y)
-    return y
 
 
 # The states of weights that `fastconv.conv2d` has been called with, by their identity. A weight that is gone takes its

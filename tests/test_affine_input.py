@@ -25,6 +25,7 @@ from harness import (
 from metrics import UNIT_ROUNDOFF, Bound
 from shapes import SMALL, Shape
 
+import fastconv
 from fastconv import _C, ops
 from fastconv.testing import poisoned_memory
 
@@ -316,6 +317,7 @@ def test_costs(dtype, precision):
 def test_errors_name_the_argument():
     case = make_case(Shape(2, 8, 5, 6, 4, 3, 3), "fp32", "nhwc")
     out, scale = fresh(case), torch.ones(8)
+    layer = fastconv.Conv2d(8, 4, 3, algorithm="direct").requires_grad_(False)
     for arguments, text in [
         ((scale, None), "one of scale and shift is None; expected both or neither"),
         ((None, scale), "one of scale and shift is None; expected both or neither"),
@@ -328,6 +330,17 @@ def test_errors_name_the_argument():
     ]:
         with pytest.raises((RuntimeError, ValueError), match=text):
             into(out, case, "direct", "fp32", *arguments)
+        # A layer's call goes another way: by modules, which say what is wrong.
+        assert layer._convolve_around(case.input, None, out, *(*arguments, "none")[:3]) is None
+    for wrong, text in [
+        (out[:, :3], r"out has shape \[2, 3, 3, 4\]; expected \[2, 4, 3, 4\]"),
+        (out.double(), "out and input differ in dtype"),
+    ]:
+        with pytest.raises(RuntimeError, match=text):
+            into(wrong, case, "direct", "fp32")
+        assert layer._convolve_around(case.input, None, wrong, None, None, "none") is None
+    with pytest.raises(RuntimeError, match="expected a residual or the other two"):
+        into(out, case, "direct", "fp32", scale, scale, residual=fresh(case))
     packed = pack_weight(case.weight, 1, "direct", "fp32")
     with pytest.raises(RuntimeError, match="expected 11 integers"):
         torch.ops.fastconv.conv2d_packed_into(

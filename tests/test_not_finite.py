@@ -213,7 +213,7 @@ def test_violations_are_seen():
 @pytest.mark.parametrize("cls", ["fp32", "bf16"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_input_gradient(cls, operand, device):
-    """A convolution of dY with the turned filters, by the algorithm that `auto` takes: its tiles are those of dX."""
+    """A convolution of dY with the flipped filters, by the algorithm that `auto` takes: its tiles are those of dX."""
     shape = Shape(3, 40, 19, 22, 72, 3, 3, padding=(1, 1))  # of that convolution
     sound = make_case(shape, cls, "nhwc", device)
     for value in VALUES.values():

@@ -261,6 +261,25 @@ def test_weight_gradient_keeps_its_unrolled_input_small():
     assert refused["code"] == "workspace", refused
 
 
+@pytest.mark.parametrize(("n", "c", "hw", "k"), [(1, 3, 9, 5), (2, 512, 7, 512), (64, 64, 56, 64), (32, 33, 31, 70)])
+def test_weight_gradients_have_room_for_both_operands_in_nhwc(n, c, hw, k):
+    """In memory that they need later, too; where they read NHWC of NCHW tensors, and nowhere else."""
+
+    def rows(layout, device):
+        problem = _C.ConvProblem(n, c, hw, hw, k, 3, 3, padding=(1, 1), precision="fp32", layout=layout)
+        return {row["algorithm"]: row for row in _C.weight_gradients(problem, device)}
+
+    there, here = (rows(layout, _C.h200_device())["winograd_f4"] for layout in ("nhwc", "nchw"))
+    operands = align(4 * n * (c + k) * hw * hw)
+    assert there["reads_nhwc"]
+    assert here["reads_nhwc"]
+    assert max(there["workspace_bytes"], operands) <= here["workspace_bytes"] <= there["workspace_bytes"] + operands
+    assert here["cost_us"] > there["cost_us"]
+    readers = {name for name, row in rows("nchw", _C.h200_device()).items() if row["reads_nhwc"]}
+    assert readers == {"winograd_f4"}
+    assert not any(row["reads_nhwc"] for row in rows("nchw", _C.cpu_device(2)).values())
+
+
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
 def test_megakernel_in_fp32_arithmetic_runs_where_a_block_has_the_shared_memory(capability):
     """A block takes 148 224 bytes; GPUs of 8.6, 8.9 and 12.0 offer 101 376 at most."""

@@ -269,6 +269,9 @@ def test_times_at_batch_one_say_what_a_replay_costs_and_what_packing_does():
     assert "| 15.0 | 2.00x |" in table
     assert "holds the replay of a CUDA graph: 4.5 us" in table
     assert "replay" not in layer_tables.layer_table({**HEAD, "rows": [row | {"n": 64}]}, "fp32", 64)
+    on_cpu = layer_tables.layer_table({**HEAD, "rows": [row | {"floor_us": None}]}, "fp32", 1)
+    assert "replay" not in on_cpu
+    assert "4.5 us for one that does nothing" in on_cpu
 
 
 def test_numbers_within_a_sentence(project):
@@ -277,6 +280,10 @@ def test_numbers_within_a_sentence(project):
     document["rows"].append(layer_row("vgg4_2", "tf32", 70.0, 80.0))
     document["rows"] = [row | {"timer_us": 4.0, "sm_mhz": 1980.0} for row in document["rows"]]
     document["rows"][0] |= {"sm_mhz": 1500.0, "few_rounds": ["torch_nhwc"]}
+    networks = results.read(folder / "h200/networks.json")
+    beyond = {"class": "fp16", "logits_error": float("nan"), "peer_error": float("nan")}  # the type's range
+    networks["rows"].append(networks["rows"][0] | beyond)
+    results.write(folder / "h200/networks.json", networks)
     results.write(folder / "h200/layers.json", document)
     expected = {
         "speedup/layers/fp32/64": "1.00",
@@ -288,6 +295,7 @@ def test_numbers_within_a_sentence(project):
         "error/layers/fp32/64": "1e-06",
         "bias/layers/fp32/64": "(not measured)",
         "logits/fp32": "0.50 to 0.50",
+        "logits/fp16": "(not measured)",
         "few_rounds/layers": "1 of 6",
         "network/resnet50/fp32/compile": "0.50",
         "network/vgg16/fp32/compile": "(not measured)",

@@ -114,10 +114,10 @@ def _caveats(rows: Sequence[Row]) -> list[str]:
     said = []
     empty = [row["timer_us"] for row in rows if row.get("timer_us")]
     if empty and rows[0]["n"] == 1:
-        said.append(
-            f"Every time, ours and the peers', holds the replay of a CUDA graph: {statistics.median(empty):.1f} us "
-            "for one that does next to nothing."
-        )
+        replayed = "the replay of a CUDA graph: {} us for one that does next to nothing"
+        called = "a call behind a flush of the caches: {} us for one that does nothing"
+        what = replayed if rows[0]["floor_us"] is not None else called  # a CPU has no floor
+        said.append(f"Every time, ours and the peers', holds {what.format(f'{statistics.median(empty):.1f}')}.")
     few = [row["layer"] for row in rows if {row["algorithm"], row["best_peer"]} & set(row.get("few_rounds", []))]
     if few:
         said.append(f"Of fewer than 20 rounds: {'all' if len(few) == len(rows) else ', '.join(few)}.")

@@ -18,6 +18,7 @@ megakernel/layers                     how many layers of the set these are
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
@@ -61,7 +62,8 @@ def _logits(document: Document, accuracy: str) -> str:
     rows = [
         row for row in document["rows"] if row["class"] == accuracy and row["logits_error"] and row.get("peer_error")
     ]
-    return _span([row["logits_error"] / row["peer_error"] for row in rows])
+    ratios = [row["logits_error"] / row["peer_error"] for row in rows]
+    return _span([ratio for ratio in ratios if not math.isnan(ratio)])  # of values beyond float16's range
 
 
 def _clocks(document: Document) -> str:

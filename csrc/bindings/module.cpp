@@ -151,6 +151,21 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   return row;
 }
 
+py::dict describe(const WeightGradientChoice& choice) {
+  py::dict row;
+  row["algorithm"] = choice.algorithm != nullptr ? choice.algorithm->name : "torch";
+  row["ok"] = choice.support.ok;
+  row["code"] = choice.support.code;
+  row["reason"] = choice.support.reason;
+  row["expected_error"] = choice.support.ok ? choice.expected_error : 0.0;
+  row["auto_eligible"] = choice.auto_eligible;
+  row["config"] = choice.plan.config;
+  row["workspace_bytes"] = choice.plan.workspace_bytes;
+  row["reads_nhwc"] = choice.plan.reads_nhwc;
+  row["cost_us"] = choice.plan.cost_us;
+  return row;
+}
+
 using Pair = std::pair<std::int32_t, std::int32_t>;
 
 TaskMap make_map(std::int64_t tiles, std::int64_t c, std::int64_t k, std::int32_t group_tiles, Pair input, Pair gemm,
@@ -391,16 +406,7 @@ PYBIND11_MODULE(_C, module) {
   module.def(
       "choose_weight_gradient",
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
-        const WeightGradientChoice choice = choose_weight_gradient(name, problem, device);
-        py::dict row;
-        row["algorithm"] = choice.algorithm != nullptr ? choice.algorithm->name : "torch";
-        row["code"] = choice.support.code;
-        row["reason"] = choice.support.reason;
-        row["expected_error"] = choice.expected_error;
-        row["config"] = choice.plan.config;
-        row["workspace_bytes"] = choice.plan.workspace_bytes;
-        row["cost_us"] = choice.plan.cost_us;
-        return row;
+        return describe(choose_weight_gradient(name, problem, device));
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"),
       "What computes the weight gradient of a convolution asked for as `algorithm`; code and reason if PyTorch does.");
@@ -408,19 +414,7 @@ PYBIND11_MODULE(_C, module) {
       "weight_gradients",
       [](const ConvProblem& problem, const DeviceInfo& device) {
         py::list rows;
-        for (const WeightGradientChoice& candidate : weight_gradients(problem, device)) {
-          py::dict row;
-          row["algorithm"] = candidate.algorithm->name;
-          row["ok"] = candidate.support.ok;
-          row["code"] = candidate.support.code;
-          row["reason"] = candidate.support.reason;
-          row["expected_error"] = candidate.support.ok ? candidate.expected_error : 0.0;
-          row["auto_eligible"] = candidate.auto_eligible;
-          row["config"] = candidate.plan.config;
-          row["workspace_bytes"] = candidate.plan.workspace_bytes;
-          row["cost_us"] = candidate.plan.cost_us;
-          rows.append(row);
-        }
+        for (const WeightGradientChoice& choice : weight_gradients(problem, device)) rows.append(describe(choice));
         return rows;
       },
       py::arg("problem"), py::arg("device"), "A row per algorithm that has a weight gradient, PyTorch's last.");

@@ -94,7 +94,9 @@ struct WeightGradient {
   const char* name;                                                           // of the algorithm
   double (*roundoffs)(const ConvProblem& problem, const DeviceInfo& device);  // as Algorithm's
   Support (*supports)(const ConvProblem& problem, const DeviceInfo& device);
-  ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);  // requires supports().ok
+  // Requires supports().ok. With reads_nhwc the workspace ends in nhwc_operand_bytes(), free until both operands have
+  // been read, and the time has that of the copies: whoever runs it brings NCHW operands there.
+  ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);
 };
 
 // For an algorithm that reads the plain weight.

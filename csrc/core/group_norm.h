@@ -35,13 +35,13 @@ struct GroupNormPlan {
   std::int64_t chunks = 1, chunk_pixels = 1;
 
   static constexpr int block_threads = 256;  // and more where a pixel has more accesses
-  static constexpr int blocks_per_processor = 4, least_pixels = 4;
+  static constexpr int blocks_per_processor = 4, min_pixels = 4;
 
   GroupNormPlan(const GroupNorm& norm, int processors) {
     lanes = static_cast<int>(norm.c / norm.channels_per_access());
     rows = lanes < block_threads ? block_threads / lanes : 1;
     const std::int64_t wanted = ceil_div<std::int64_t>(std::int64_t{blocks_per_processor} * processors, norm.n);
-    const std::int64_t least = std::int64_t{rows} * least_pixels;
+    const std::int64_t least = std::int64_t{rows} * min_pixels;
     const std::int64_t even = ceil_div(norm.pixels, wanted);
     chunk_pixels = even > least ? even : least;
     chunks = ceil_div(norm.pixels, chunk_pixels);

@@ -17,7 +17,7 @@ struct ConvArgs {
   const void* x;                  // [N, C, H, W] in x_layout, dense but for problem.x_channels
   const void* weight;             // plain contiguous [K, C/groups, R, S], or what pack() wrote
   const void* bias;               // [K] or null
-  const void* residual;           // [N, K, P, Q] in problem.layout, dense, or null
+  const void* residual;           // [N, K, P, Q] in problem.layout, with the pixels of y; or null
   void* y;                        // [N, K, y_p(), y_q()] in problem.layout, dense but for problem.y_channels
   void* workspace;                // plan().workspace_bytes, 256-byte aligned, uninitialised
   const KernelPlan* kernel_plan;  // plan().kernel_plan: see plan_as()
@@ -49,7 +49,7 @@ struct PackArgs {
 
 // dw[k,c,r,s] = sum_{n,p,q} grad[n,k,p,q] * x[n, g*C/G + c, p*stride_h + r*dilation_h - pad_h, ...]
 struct WeightGradientArgs {
-  const ConvProblem& problem;  // of the forward convolution; its epilogue is not meaningful
+  const ConvProblem& problem;  // of the forward convolution, in the operands' layout; its epilogue is not meaningful
   const void* x;               // [N, C, H, W] in problem.layout, dense; on CUDA 16-byte aligned
   const void* grad;            // [N, K, P, Q], as x
   void* dw;                    // [K, C/groups, R, S], uninitialised

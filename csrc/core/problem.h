@@ -31,8 +31,8 @@ struct Limits {
 
 // y[n,k,p,q] = act( sum_{c,r,s} x[n, g*C/G + c, p*stride_h + r*dilation_h - pad_h, q*stride_w + ...] * w[k,c,r,s]
 //                   + bias[k] + residual[n,k,p,q] ),   g = k / (K/G);   Residual::after: act(... + bias[k]) + residual
-// input_affine: x is read as input_act(x * scale[c] + shift[c]), zero padding staying zero: a batch norm and what
-// follows it, before the convolution.
+// input_affine: x is read as input_activation(x * scale[c] + shift[c]), zero padding staying zero: a batch norm and
+// what follows it, before the convolution.
 // max_pool: then the largest of each 2 x 2 of that, [N, K, P/2, Q/2], as PyTorch's max_pool2d with stride 2: an odd
 // last row or column is left out, NaN is larger than all else. There is no residual then.
 struct ConvProblem {
@@ -53,7 +53,7 @@ struct ConvProblem {
   bool input_affine = false;
   Activation input_activation = Activation::none;  // none, relu, relu6 or silu; none without input_affine
   // In NHWC x and y may be ranges of channels of larger tensors: how many channels those have, the elements from one
-  // pixel to the next. 0: they are tensors of their own. With a residual or a max-pool y is one.
+  // pixel to the next. 0: they are tensors of their own. A residual lies as y does; with a max-pool y is its own.
   std::int64_t x_channels = 0, y_channels = 0;
   Limits limits;
 

@@ -14,7 +14,7 @@
 namespace fastconv {
 namespace {
 
-constexpr int most_threads = 1024, warp_threads = 32;
+constexpr int max_threads = 1024, warp_threads = 32;
 
 // Of a pixel, as many channels as one access has.
 template <typename T>
@@ -102,7 +102,7 @@ struct Chunk {
 
 // x [N][pixels][lanes] -> moments [N][chunks][groups]: mean and squares.
 template <typename T>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads)
     find_moments(const Access<T>* __restrict__ x, Moments* moments, const Parameters a) {
   extern __shared__ Moments shared[];  // [rows][C]
   constexpr int count = Access<T>::count;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(warp_threads)
 
 // y = act((x - mean) * scale + shift). What find_moments has read last comes first: it may be in the L2 cache.
 template <typename T>
-__global__ void __launch_bounds__(most_threads)
+__global__ void __launch_bounds__(max_threads)
     normalise(const Access<T>* __restrict__ x, const float* factors, Access<T>* __restrict__ y, const Parameters a) {
   constexpr int count = Access<T>::count;
   const Chunk chunk(a);

@@ -6,10 +6,12 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "core/error.h"
 #include "core/integers.h"
 #include "core/kernel_extent.h"
+#include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/debug.h"
@@ -140,9 +142,45 @@ std::optional<ConvProblem> input_gradient_problem(const ConvProblem& settings, c
   return fits ? std::optional(problem) : std::nullopt;
 }
 
-std::int64_t channels_written(const Tensor& out, const std::optional<Tensor>& residual) {
-  const std::int64_t channels = channels_around(out);
-  return !residual || channels_around(*residual) == channels ? channels : 0;
+std::string set_around(ConvProblem& problem, const Around& around, const std::optional<Tensor>& residual,
+                       const Tensor& input) {
+  if (const auto& out = around.out) {
+    if (!has_shape(*out, problem.n, problem.k, problem.p(), problem.q())) {
+      const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
+      return "out has shape " + to_text(shape_of(*out)) + "; expected " + to_text(expected);
+    }
+    if (out->scalar_type() != input.scalar_type()) return "out and input differ in dtype";
+    if (!is_alike(*out, input)) return "out and input are on different devices";
+    if (problem.max_pool) return "max_pool is True; expected no out beside it";
+    // Kernels read a residual where they write y: where it does not lie so, y is a tensor of its own.
+    const std::int64_t channels = problem.layout == Layout::nhwc ? channels_around(*out) : 0;
+    problem.y_channels = !residual || channels_around(*residual) == channels ? channels : 0;
+  }
+  if (around.scale.has_value() != around.shift.has_value()) {
+    return "one of scale and shift is None; expected both or neither";
+  }
+  for (const auto& [name, values] : {std::pair{"scale", &around.scale}, std::pair{"shift", &around.shift}}) {
+    if (!*values) continue;
+    const Tensor& given = **values;
+    if (given.dim() != 1 || given.size(0) != problem.c || given.scalar_type() != ScalarType::Float ||
+        !given.is_contiguous()) {
+      return std::string(name) + " has shape " + to_text(shape_of(given)) + "; expected contiguous float32 " +
+             to_text(IntList(1, problem.c));
+    }
+    if (given.is_cuda() != input.is_cuda() || given.get_device_index() != input.get_device_index()) {
+      return std::string(name) + " and input are on different devices";
+    }
+  }
+  problem.input_affine = around.scale.has_value();
+  if (problem.input_affine && residual) {
+    return "residual, scale and shift are given; expected a residual or the other two";
+  }
+  const std::string& name = around.input_activation;
+  if (name != "none" && !(problem.input_affine && (name == "relu" || name == "relu6" || name == "silu"))) {
+    return "input_activation is '" + name + "'; expected none, or with scale and shift relu, relu6 or silu";
+  }
+  problem.input_activation = activation_from_name(name);
+  return {};
 }
 
 Tensor dense(const Tensor& weight) { return is_channels_last(weight) ? weight : in_layout(weight, Layout::nchw); }

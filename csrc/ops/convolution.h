@@ -32,15 +32,16 @@ Layout layout_of(const Tensor& dense);
 void pack(const Algorithm& algorithm, const ConvProblem& problem, const Tensor& weight, void* packed, void* snapshot,
           Runtime& runtime);
 
-// What a call may have besides its tensors: an existing output to write to, and an affine input's scale and shift,
-// float32 [C] each, contiguous.
+// What a call may have besides its tensors: an existing output to write to, which may be a range of channels, and an
+// affine input: scale and shift, float32 [C] each, contiguous, and the activation behind them.
 struct Around {
-  std::optional<Tensor> out, scale, shift;
+  std::optional<Tensor> out = {}, scale = {}, shift = {};
+  std::string input_activation = "none";
 };
 
-// What ConvProblem::y_channels is of an output that is given, in NHWC. Kernels read a residual where they write y:
-// where it does not lie so, y is a tensor of its own.
-std::int64_t channels_written(const Tensor& out, const std::optional<Tensor>& residual);
+// Gives the problem of a call what it has of these. Not empty: why they do not fit it, naming the argument.
+std::string set_around(ConvProblem& problem, const Around& around, const std::optional<Tensor>& residual,
+                       const Tensor& input);
 
 // activation(y), by PyTorch; negative_slope: of leaky ReLU.
 Tensor activate(const Tensor& y, Activation activation, double negative_slope = 0.0);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/nhwc_operands.h"
 #include "device/flipped_filter.h"
 #include "device/group_norm.h"
 #include "device/max_pool.h"
@@ -75,15 +76,35 @@ Kernels find_kernels(const Algorithm& algorithm, DeviceType device) {
   return {};
 }
 
+namespace {
+
+void transpose(const ConvProblem& problem, const void* x, void* target, Runtime& runtime) {
+  if (!with_cuda || runtime.device().type != DeviceType::cuda) throw DeviceError("no kernel brings NCHW into NHWC");
+  const LayoutFunction function = FASTCONV_CUDA_FUNCTION(nhwc_from_nchw);
+  function(problem, x, target, runtime);
+}
+
+}  // namespace
+
 PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, void* workspace,
                                Runtime& runtime) {
   if (!plan.reads_nhwc || problem.layout == Layout::nhwc) return {x, problem.layout};
   if (nhwc_input_bytes(problem) == 0) return {x, Layout::nhwc};
-  if (!with_cuda || runtime.device().type != DeviceType::cuda) throw DeviceError("no kernel brings NCHW into NHWC");
-  const LayoutFunction transpose = FASTCONV_CUDA_FUNCTION(nhwc_from_nchw);
   char* target = static_cast<char*>(workspace) + plan.workspace_bytes - nhwc_input_bytes(problem);
   transpose(problem, x, target, runtime);
   return {target, Layout::nhwc};
+}
+
+PlannedOperands bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, const void* grad,
+                                  void* workspace, Runtime& runtime) {
+  if (!plan.reads_nhwc || problem.layout == Layout::nhwc) return {x, grad, problem.layout};
+  char* x_target = static_cast<char*>(workspace) + plan.workspace_bytes - nhwc_operand_bytes(problem);
+  char* grad_target = x_target + problem.n * problem.c * problem.h * problem.w * size_of(problem.dtype);
+  transpose(problem, x, x_target, runtime);
+  ConvProblem of_grad = problem;
+  of_grad.c = problem.k, of_grad.h = problem.p(), of_grad.w = problem.q();
+  transpose(of_grad, grad, grad_target, runtime);
+  return {x_target, grad_target, Layout::nhwc};
 }
 
 using PoolFunction = void (*)(const MaxPool&, const void* x, void* y, Runtime&);

@@ -27,6 +27,15 @@ struct PlannedInput {
 PlannedInput bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, void* workspace,
                                Runtime& runtime);
 
+struct PlannedOperands {
+  const void *x, *grad;
+  Layout layout;
+};
+
+// The same of both operands of a weight gradient, one behind the other.
+PlannedOperands bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, const void* grad,
+                                  void* workspace, Runtime& runtime);
+
 // Whether max_pool() of device/max_pool.h runs on that device.
 bool has_max_pool(const MaxPool& pool, const DeviceInfo& device);
 void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime);

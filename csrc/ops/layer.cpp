@@ -41,35 +41,14 @@ std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyC
   return nullptr;
 }
 
-namespace {
-
-// Whether what a call has beside its tensors is as its problem says.
-bool fits_around(const Around& around, const ConvProblem& problem, const Tensor& input) {
-  const auto is_of_channels = [&](const std::optional<Tensor>& values) {
-    return !values || (values->dim() == 1 && values->size(0) == problem.c && values->is_contiguous() &&
-                       values->scalar_type() == ScalarType::Float && values->is_cuda() == input.is_cuda() &&
-                       values->get_device_index() == input.get_device_index());
-  };
-  const bool is_output = !around.out || (has_shape(*around.out, problem.n, problem.k, problem.p(), problem.q()) &&
-                                         is_alike(input, *around.out) && !problem.max_pool);
-  return is_output && around.scale.has_value() == around.shift.has_value() && is_of_channels(around.scale) &&
-         is_of_channels(around.shift) && !(around.scale && problem.has_residual());
-}
-
-}  // namespace
-
 std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                      const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status,
-                                     const Around& around, Activation input_activation) {
+                                     const Around& around) {
   status = CallStatus::general;
   if (settings_.transposed) return forward_transposed(input, weight, bias, mode, status);
   std::optional<ConvProblem> problem = problem_of(settings_.problem, input, weight, bias, residual, mode.accuracy);
-  if (!problem || !fits_around(around, *problem, input)) return std::nullopt;
-  if (problem->layout == Layout::nhwc) {
-    problem->x_channels = channels_around(input);
-    if (around.out) problem->y_channels = channels_written(*around.out, residual);
-  }
-  problem->input_affine = around.scale.has_value(), problem->input_activation = input_activation;
+  if (!problem || !set_around(*problem, around, residual, input).empty()) return std::nullopt;
+  if (problem->layout == Layout::nhwc) problem->x_channels = channels_around(input);
   const DeviceInfo& device = device_of(input);
   const auto choice = choose_cached<choose>(settings_.algorithm, *problem, device);
   const Algorithm& algorithm = *choice->algorithm;
@@ -310,9 +289,8 @@ std::optional<Tensor> layer_forward_around(const Tensor& input, const Tensor& we
                                            std::optional<Tensor> residual, std::optional<Tensor> out,
                                            std::optional<Tensor> scale, std::optional<Tensor> shift,
                                            std::string input_activation, std::int64_t layer, std::int64_t mode) {
-  const Around around{std::move(out), std::move(scale), std::move(shift)};
-  return layer_at(layer).forward(input, weight, bias, residual, CallMode(mode), last_status, around,
-                                 activation_from_name(input_activation));
+  const Around around{std::move(out), std::move(scale), std::move(shift), std::move(input_activation)};
+  return layer_at(layer).forward(input, weight, bias, residual, CallMode(mode), last_status, around);
 }
 
 std::int64_t layer_status() { return static_cast<std::int64_t>(last_status); }

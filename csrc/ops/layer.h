@@ -58,11 +58,11 @@ class Layer {
   // residual behind the activation; no value if the status is not `ran`. The weight is compared with what was packed,
   // on the device; one that is frozen, once.
   // A transposed layer: conv_transpose(input [N, C, H, W], weight [C, K/groups, R, S]) + bias [K].
-  // around: its tensors are used as they are (`fits_around`), input_activation(input * scale + shift) is read in the
-  // input's place; beside an output that is given there is no max-pool, beside an affine input no residual.
+  // around: what stands beside these (`set_around`); input_activation(input * scale + shift) is read in the input's
+  // place.
   std::optional<Tensor> forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                 const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status,
-                                const Around& around = {}, Activation input_activation = Activation::none);
+                                const Around& around = {});
 
   const LayerSettings& settings() const { return settings_; }
 
@@ -97,7 +97,7 @@ class Layer {
     bool is_verified(const Tensor& weight) const;
   };
 
-  // Of a transposed layer, which keeps no packed weight: it is turned in every call.
+  // Of a transposed layer, which keeps no packed weight: its filter is flipped in every call.
   std::optional<Tensor> forward_transposed(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                            const CallMode& mode, CallStatus& status);
 

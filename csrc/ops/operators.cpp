@@ -291,33 +291,12 @@ void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, s
   const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
   ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
   require_packed(packed, input);
-  const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
-  FASTCONV_REQUIRE(shape_of(out) == expected,
-                   "out has shape " + to_text(shape_of(out)) + "; expected " + to_text(expected));
-  FASTCONV_REQUIRE(out.scalar_type() == input.scalar_type(), "out and input differ in dtype");
-  require_same_device(input, out, "out");
-  FASTCONV_REQUIRE(scale.has_value() == shift.has_value(), "one of scale and shift is None; expected both or neither");
-  FASTCONV_REQUIRE(!residual || !scale, "residual, scale and shift are given; expected a residual or the other two");
-  problem.input_affine = scale.has_value();
-  const bool has_activation = input_activation == "relu" || input_activation == "relu6" || input_activation == "silu";
-  FASTCONV_REQUIRE(
-      input_activation == "none" || (problem.input_affine && has_activation),
-      "input_activation is '" + input_activation + "'; expected none, or with scale and shift relu, relu6 or silu");
-  problem.input_activation = activation_from_name(input_activation);
-  const auto require_channels = [&](const char* name, const std::optional<Tensor>& values) {
-    if (!values) return;
-    FASTCONV_REQUIRE(shape_of(*values) == IntList(1, problem.c) && values->scalar_type() == ScalarType::Float &&
-                         values->is_contiguous(),
-                     std::string(name) + " has shape " + to_text(shape_of(*values)) + "; expected contiguous float32 " +
-                         to_text(IntList(1, problem.c)));
-    require_same_device(input, *values, name);
-  };
-  require_channels("scale", scale);
-  require_channels("shift", shift);
-  if (layout == Layout::nhwc) problem.y_channels = channels_written(out, residual);
+  const Around around{out, scale, shift, input_activation};
+  const std::string mistake = set_around(problem, around, residual, input);
+  FASTCONV_REQUIRE(mistake.empty(), mistake);
   const auto guard = device_guard(input);
   require_packing(packed, problem, device_of(input), weight_shape, algorithm, precision);
-  run(input, nullptr, &packed, problem, arguments, {out, scale, shift});
+  run(input, nullptr, &packed, problem, arguments, around);
 }
 
 // JSON by hand: four fields, none of which needs escaping. Empty before the first call.

@@ -51,9 +51,13 @@ Tensor run_weight_gradient(const Tensor& input, const Tensor& grad, const Weight
   like_output.dtype = problem.dtype, like_output.layout = problem.layout;
   GuardedBytes workspace(choice.plan.workspace_bytes, input);
   GuardedOutput output(input, like_output);
-  const WeightGradientArgs args{problem,
-                                x.const_data_ptr(),
-                                dy.const_data_ptr(),
+  const PlannedOperands planned =
+      bring_into_layout(choice.plan, problem, x.const_data_ptr(), dy.const_data_ptr(), workspace.data(), *runtime);
+  ConvProblem read = problem;
+  read.layout = planned.layout;
+  const WeightGradientArgs args{read,
+                                planned.x,
+                                planned.grad,
                                 output.data(),
                                 problem.layout == Layout::nhwc,
                                 workspace.data(),

@@ -38,7 +38,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   constexpr auto limit = static_cast<double>(max_numbers);
   if (!config.fits_31_bits() || image >= 1099511627776.0 || std::max(rows, filters) >= limit ||
       static_cast<double>(std::max({problem.n, problem.c, problem.h, problem.w, problem.k})) >= limit) {
-    return Support::no("size", "the output has " + std::to_string(config.work_tiles) + " items, an image " +
+    return Support::no("size", "the output has " + std::to_string(config.work_tiles) + " work tiles, an image " +
                                    std::to_string(image) + " bytes, 16 of its rows " +
                                    std::to_string(std::max(rows, filters)) +
                                    " elements; winograd_fused needs below 2^31, 2^40 and 2^31");

@@ -17,10 +17,10 @@ __device__ __forceinline__ void fetch_filters(const Params<typename S::T>& param
 #pragma unroll
     for (int first = 0; first < pieces; first += threads) {
       const int piece = first + static_cast<int>(threadIdx.x);
-      const int plane = piece / (S::filter_tile * 4), row = piece / 4 % S::filter_tile;
+      const int limb = piece / (S::filter_tile * 4), row = piece / 4 % S::filter_tile;
       const bool valid = first_filter + row < params.k;
       const std::int64_t line =
-          (static_cast<std::int64_t>(S::group() * params.steps + step) * S::limbs + plane) * params.k +
+          (static_cast<std::int64_t>(S::group() * params.steps + step) * S::limbs + limb) * params.k +
           (valid ? first_filter + row : 0);
       copy_async(target + piece * 16, params.weight + line * depth_tile + piece % 4 * 8, valid);
     }
@@ -33,8 +33,8 @@ using Accumulator = float[S::row_tiles][S::column_tiles][4];
 
 // The 8 neighbouring elements of lane/4's filter in tile n: B's registers for both instructions of a step.
 template <typename S>
-__device__ __forceinline__ uint4 load_filter(const unsigned char* plane, int n) {
-  return *reinterpret_cast<const uint4*>(plane + n * 8 * S::row_bytes + threadIdx.x % 32 * 16);
+__device__ __forceinline__ uint4 load_filter(const unsigned char* limb, int n) {
+  return *reinterpret_cast<const uint4*>(limb + n * 8 * S::row_bytes + threadIdx.x % 32 * 16);
 }
 
 // d = c + A B^T over half a step, for one tile of 8 filters.
@@ -63,7 +63,7 @@ __device__ __forceinline__ void multiply_split(Accumulator<S>& total, const Frag
 #pragma unroll
     for (int n = 0; n < group; ++n) {
       b_high[n] = load_filter<S>(stage, first + n);
-      b_low[n] = load_filter<S>(stage + S::plane_bytes, first + n);
+      b_low[n] = load_filter<S>(stage + S::limb_bytes, first + n);
     }
 #pragma unroll
     for (int n = 0; n < group; ++n) multiply<S>(sum[n], low, b_high[n], 0, zero);

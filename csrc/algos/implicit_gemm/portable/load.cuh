@@ -13,7 +13,7 @@ namespace fastconv::algos::implicit_gemm::portable {
 constexpr int guessed_target = 4, exact_target = 12;
 constexpr float min_high = 2.0f;
 
-// One plane of A, by 16 pixels and 16 elements.
+// One limb of A, by 16 pixels and 16 elements.
 template <typename S>
 using Fragments = std::uint32_t[S::row_tiles][2][4];
 

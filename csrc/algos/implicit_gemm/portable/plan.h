@@ -1,6 +1,6 @@
 // Tiles and memory layout of the portable kernel, shared by its planning and its launch.
 //
-// Packed weight: B as [group][step][plane][K/G][32] halves (limbs hi and lo in split mode, else one; zeros behind the
+// Packed weight: B as [group][step][limb][K/G][32] halves (limbs hi and lo in split mode, else one; zeros behind the
 // last j), then [K] int32 exponents of the filters' scales.
 #pragma once
 

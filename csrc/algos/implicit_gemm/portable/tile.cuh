@@ -48,7 +48,7 @@ struct Shape {
   static constexpr int rows = 2 * row_tiles, elements = depth_tile / 4;
 
   static constexpr int row_bytes = depth_tile * 2;
-  static constexpr int plane_bytes = filter_tile * row_bytes, stage_bytes = limbs * plane_bytes, stages = 3;
+  static constexpr int limb_bytes = filter_tile * row_bytes, stage_bytes = limbs * limb_bytes, stages = 3;
   // The finished tile takes the filters' place. The pads spread its fragments over all banks.
   static constexpr int pitch_nhwc = filter_tile + 8, pitch_nchw = pixel_tile + 4;
   static constexpr int output_bytes =
@@ -64,7 +64,7 @@ struct alignas(16) Row {
 
 template <typename S>
 struct SharedTile {
-  alignas(128) unsigned char filters[S::tile_bytes];  // [stage][plane][filter][32] halves; at the end the output
+  alignas(128) unsigned char filters[S::tile_bytes];  // [stage][limb][filter][32] halves; at the end the output
   Row rows[pixel_tile];
 };
 

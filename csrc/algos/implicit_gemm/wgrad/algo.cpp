@@ -100,8 +100,8 @@ ConvPlan pointwise_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const auto text = [](std::int64_t value) { return std::to_string(value); };
   return {"wgmma, " + std::string(describe(plan.mode)) + ", converted on chip, chunk " +
               text(wgrad::pointwise::chunk_pixels) + " pixels, " + text(plan.tile.rows()) +
-              (plan.turned ? " channels, " : " filters, ") + text(plan.tile.columns()) +
-              (plan.turned ? " filters, " : " channels, ") + text(plan.splits()) + " splits",
+              (plan.transposed ? " channels, " : " filters, ") + text(plan.tile.columns()) +
+              (plan.transposed ? " filters, " : " channels, ") + text(plan.splits()) + " splits",
           plan.workspace_bytes(), wgrad::pointwise::plan_us(plan, device), keep_plan(plan)};
 }
 

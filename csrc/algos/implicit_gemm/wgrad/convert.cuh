@@ -1,4 +1,4 @@
-// The operands of the weight gradient as the main kernel reads them: [image][pixel][plane][pitch] halves, float32
+// The operands of the weight gradient as the main kernel reads them: [image][pixel][limb][pitch] halves, float32
 // scaled and split. Three ways to read; one way to convert and to find the maxima.
 #pragma once
 

@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(256)
 template <typename T, int limbs>
 void convert(Conversion conversion, bool unrolled, bool nchw, const Operand<T>& operand, bool retry, int processors,
              cudaStream_t stream) {
-  const std::int64_t items = static_cast<std::int64_t>(operand.pixels) * operand.pitch / 8;
-  const std::int64_t blocks = std::min<std::int64_t>(ceil_div<std::int64_t>(items, convert_threads * 4),
+  const std::int64_t pieces = static_cast<std::int64_t>(operand.pixels) * operand.pitch / 8;
+  const std::int64_t blocks = std::min<std::int64_t>(ceil_div<std::int64_t>(pieces, convert_threads * 4),
                                                      ceil_div<std::int64_t>(processors * 16, operand.images));
   const dim3 grid(static_cast<unsigned>(std::max<std::int64_t>(blocks, 1)), static_cast<unsigned>(operand.images));
   if (conversion == Conversion::vectors) {

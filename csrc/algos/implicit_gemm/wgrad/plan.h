@@ -62,7 +62,7 @@ struct Plan {
   int steps;                   // of 16 pixels
   int slots;                   // of the ring of chunks
   std::int64_t c;              // channels of the product: C, or R S C
-  std::int64_t pitch_x, pitch_grad;  // channels of a plane in the operands
+  std::int64_t pitch_x, pitch_grad;  // channels of a limb in the operands
   std::int64_t taps_r, taps_s;       // of the product
   std::int64_t row_tiles, column_tiles;
   std::int64_t chunks_n, chunks_p, chunks_q;

@@ -62,11 +62,16 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double transposed = problem.layout == Layout::nchw ? memory_us(2.0 * read, 0.95, device) : 0.0;
   const double products =
       std::max(clocks_us(detail::product_clocks(plan, device.processors), device), memory_us(written, 0.9, device));
-  return {"F(4x4), 3 x float16, 36 x " + text(plan.rows) + "x" + text(plan.columns) + "x" + text(plan.tiles) + ", " +
-              (plan.rows_are_filters ? "filters" : "channels") + " by " + text(plan.column_blocks * block_channels) +
-              " of " + text(plan.row_blocks * block_channels) + ", " + text(plan.split_k) + " splits",
-          plan.workspace_bytes(problem), 16.0 + transposed + memory_us(read + written, 0.8, device) + products,
-          keep_plan(plan)};
+  ConvPlan result;
+  result.config = "F(4x4), 3 x float16, 36 x " + text(plan.rows) + "x" + text(plan.columns) + "x" + text(plan.tiles) +
+                  ", " + (plan.rows_are_filters ? "filters" : "channels") + " by " +
+                  text(plan.column_blocks * block_channels) + " of " + text(plan.row_blocks * block_channels) + ", " +
+                  text(plan.split_k) + " splits";
+  result.workspace_bytes = plan.workspace_bytes(problem);
+  result.cost_us = 16.0 + transposed + memory_us(read + written, 0.8, device) + products;
+  result.kernel_plan = keep_plan(plan);
+  result.reads_nhwc = true;
+  return result;
 }
 
 }  // namespace

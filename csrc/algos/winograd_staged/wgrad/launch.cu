@@ -7,7 +7,6 @@
 #include "device/indexing.h"
 #include "device/launch.h"
 #include "device/shared_memory.h"
-#include "device/transpose.cuh"
 
 namespace fastconv {
 namespace algos::winograd_staged::wgrad {
@@ -41,12 +40,6 @@ void run(const WeightGradientArgs& args, Runtime& runtime) {
 
   const auto* x = static_cast<const float*>(args.x);
   const auto* grad = static_cast<const float*>(args.grad);
-  if (problem.layout == Layout::nchw) {  // the transforms read along the channels; the partial sums come later
-    float* transposed_grad = partial + problem.n * problem.c * problem.h * problem.w;
-    transpose(x, partial, problem.n, problem.c, problem.h * problem.w, stream);
-    transpose(grad, transposed_grad, problem.n, problem.k, problem.p() * problem.q(), stream);
-    x = partial, grad = transposed_grad;
-  }
   const PairScales scales{scale_memory, scale_memory + problem.n, as_int(problem.n), exact_x, exact_grad};
   auto* sums = reinterpret_cast<int*>(scale_memory + 2 * problem.n);  // [stages + 1]
   const std::int64_t x_image = problem.c * problem.h * problem.w, grad_image = problem.k * problem.p() * problem.q();

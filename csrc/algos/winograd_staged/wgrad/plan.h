@@ -17,6 +17,7 @@
 
 #include "core/device_info.h"
 #include "core/integers.h"
+#include "core/nhwc_operands.h"
 #include "core/problem.h"
 
 namespace fastconv::algos::winograd_staged::wgrad {
@@ -44,13 +45,10 @@ struct Plan {
   std::size_t x_bytes() const { return align_bytes(points * stages * x_blocks * block_bytes); }
   std::size_t grad_bytes() const { return align_bytes(points * stages * grad_blocks * block_bytes); }
   std::size_t partial_bytes() const { return align_bytes(split_k * points * rows * pitch * 4); }
-  // NCHW is transposed first.
-  static std::size_t transposed_bytes(const ConvProblem& problem) {
-    if (problem.layout == Layout::nhwc) return 0;
-    return align_bytes(4 * (problem.n * problem.c * problem.h * problem.w + problem.output_numel()));
-  }
+  // Operands in NCHW are read from copies that the partial sums then write over.
   std::size_t workspace_bytes(const ConvProblem& problem) const {
-    return scale_bytes(problem) + x_bytes() + grad_bytes() + std::max(partial_bytes(), transposed_bytes(problem));
+    const std::size_t copies = problem.layout == Layout::nchw ? nhwc_operand_bytes(problem) : 0;
+    return scale_bytes(problem) + x_bytes() + grad_bytes() + std::max(partial_bytes(), copies);
   }
 };
 

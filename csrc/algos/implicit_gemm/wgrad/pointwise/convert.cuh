@@ -1,4 +1,4 @@
-// Chunks of float32 into operands of products, in shared memory: [plane][64 channels][pixel][64 halves], each row of
+// Chunks of float32 into operands of products, in shared memory: [limb][64 channels][pixel][64 halves], each row of
 // 128 bytes swizzled as wgmma and tensor copies do it.
 #pragma once
 
@@ -86,7 +86,7 @@ __device__ __forceinline__ void convert_operand(std::uint32_t source, std::uint3
       }
       const std::uint32_t to = target + (first + i) * box_bytes;
       store_shared(to, high);
-      if constexpr (S::tile.limbs == 2) store_shared(to + S::tile.plane_bytes(), low);
+      if constexpr (S::tile.limbs == 2) store_shared(to + S::tile.limb_bytes(), low);
     }
     float most[2] = {0.0f, 0.0f};
 #pragma unroll

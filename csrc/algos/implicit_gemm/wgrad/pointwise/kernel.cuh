@@ -45,8 +45,8 @@ __device__ __forceinline__ void find_scales(const Params& params, const Memory<S
     const int image = params.image_of(chunk * chunk_pixels + lane);
     const PairScales::Group group =
         params.pair.group(__shfl_sync(0xffffffffu, image, 0), __shfl_sync(0xffffffffu, image, 31), params.retry);
-    const float of_rows = ldexpf(1.0f, params.pair.exponent(params.turned, image, group));
-    const float of_columns = ldexpf(1.0f, params.pair.exponent(!params.turned, image, group));
+    const float of_rows = ldexpf(1.0f, params.pair.exponent(params.transposed, image, group));
+    const float of_columns = ldexpf(1.0f, params.pair.exponent(!params.transposed, image, group));
     hopper::wait_in_place<kernel_implicit_gemm, role_load>(shared_address(&memory.control.free[slot.slot]),
                                                            slot.parity ^ 1, params.report);
     ChunkScales& scales = memory.control.scales[slot.slot];
@@ -71,7 +71,7 @@ __device__ __forceinline__ void multiply_chunk(std::uint32_t operands, int warpg
                                              : 0);
   const std::uint64_t a = hopper::transposed_descriptor(rows, 0, 8 * row_bytes);
   const std::uint64_t b = hopper::transposed_descriptor(columns, box_bytes, 8 * row_bytes);
-  constexpr std::uint64_t to_low = S::tile.plane_bytes() / 16;
+  constexpr std::uint64_t to_low = S::tile.limb_bytes() / 16;
   hopper::fence_operand(sum);
   hopper::fence_products();
 #pragma unroll

@@ -52,7 +52,7 @@ void run(const WeightGradientArgs& args, const Plan& plan, Runtime& runtime) {
   };
   const CUtensorMap x_map = map(x, problem.c), grad_map = map(grad, problem.k);
   const Params params{.pair = pair,
-                      .turned = plan.turned,
+                      .transposed = plan.transposed,
                       .retry = false,
                       .partial = partial,
                       .report = runtime.wait_report(),
@@ -66,15 +66,15 @@ void run(const WeightGradientArgs& args, const Plan& plan, Runtime& runtime) {
   for_each_tile<limbs>([&](auto warpgroups, auto columns) {
     if (plan.tile.warpgroups != warpgroups() || plan.tile.warpgroup_columns != columns()) return;
     using S = Shape<limbs, warpgroups(), columns()>;
-    launch_products<S>(plan, plan.turned ? x_map : grad_map, plan.turned ? grad_map : x_map, params, stream);
+    launch_products<S>(plan, plan.transposed ? x_map : grad_map, plan.transposed ? grad_map : x_map, params, stream);
   });
 
   const std::int64_t numel = plan.split_numel();
   const std::int64_t blocks = std::min<std::int64_t>(ceil_div<std::int64_t>(numel, 32), 1 << 16);
   LaunchPlan{.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(sum_threads), .early = true}.launch(
       sum_parts, stream, "implicit_gemm: sum of the weight gradient's parts", partial, static_cast<float*>(args.dw),
-      as_int(plan.splits()), numel, plan.turned ? std::int64_t{1} : problem.c,
-      plan.turned ? problem.c : std::int64_t{1}, FastDivide(plan.columns));
+      as_int(plan.splits()), numel, plan.transposed ? std::int64_t{1} : problem.c,
+      plan.transposed ? problem.c : std::int64_t{1}, FastDivide(plan.columns));
 }
 
 }  // namespace fastconv::algos::implicit_gemm::wgrad::pointwise

@@ -5,7 +5,7 @@
 //
 // is bound by memory where it has few outputs for a pixel, so both operands are read once, as they are. A block takes
 // 64 or 128 rows and up to 256 columns of outputs, and a part of the pixels, in chunks that know nothing of images'
-// ends. Rows are filters, or channels where the product is turned: dW^T = x^T dY.
+// ends. Rows are filters, or channels where the product is transposed: dW^T = x^T dY.
 #pragma once
 
 #include <algorithm>
@@ -45,8 +45,8 @@ struct Tile {
   constexpr int parts() const { return warpgroups == Warpgroups::pixels ? 2 : 1; }
   // Chunks lie in two rings: as they come, and converted.
   constexpr int staged_bytes() const { return (rows() + columns()) / box_channels * box_bytes; }
-  constexpr int plane_bytes() const { return (rows() + columns()) / half_channels * box_bytes; }  // of hi, of lo
-  constexpr int operand_bytes() const { return limbs * plane_bytes(); }
+  constexpr int limb_bytes() const { return (rows() + columns()) / half_channels * box_bytes; }  // of hi, of lo
+  constexpr int operand_bytes() const { return limbs * limb_bytes(); }
   constexpr int operand_slots() const { return std::min(4, shared_rings / 2 / operand_bytes()); }
   constexpr int staged_slots() const {
     return std::min(max_staged, shared_rings - operand_slots() * operand_bytes()) / staged_bytes();
@@ -72,7 +72,7 @@ void for_each_tile(const Function& function) {
 
 struct Plan {
   Mode mode;
-  bool turned;  // rows are channels, columns filters
+  bool transposed;  // rows are channels, columns filters
   Tile tile;
   std::int64_t rows, columns, pixels, images;
   std::int64_t split_k, chunks_per_split;
@@ -130,13 +130,13 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
   Plan best{};
   double least = 1e300;
   const bool split = problem.accuracy != AccuracyClass::tf32;
-  for (const bool turned : {false, true}) {
+  for (const bool transposed : {false, true}) {
     const auto consider = [&](auto warpgroups, auto columns) {
       Plan plan{.mode = split ? Mode::split : Mode::single,
-                .turned = turned,
+                .transposed = transposed,
                 .tile = {split ? 2 : 1, warpgroups(), columns()},
-                .rows = turned ? problem.c : problem.k,
-                .columns = turned ? problem.k : problem.c,
+                .rows = transposed ? problem.c : problem.k,
+                .columns = transposed ? problem.k : problem.c,
                 .pixels = problem.n * problem.h * problem.w,
                 .images = problem.n,
                 .split_k = 1,

@@ -22,15 +22,15 @@ constexpr int kernel_threads = multiply_threads + convert_threads + 128;
 
 struct Params {
   PairScales pair;  // of x and dY
-  bool turned;      // rows are channels of x, columns filters
+  bool transposed;  // rows are channels of x, columns filters
   bool retry;       // the first pass is complete: do again what scales did not fit
   float* partial;   // [split][rows][columns]
   WaitReport* report;
   int rows, columns, chunks, chunks_per_split;
   FastDivide by_tiles, by_column_tiles, by_image_pixels;
 
-  __device__ __forceinline__ ImageScale* scales_of_rows() const { return turned ? pair.first : pair.second; }
-  __device__ __forceinline__ ImageScale* scales_of_columns() const { return turned ? pair.second : pair.first; }
+  __device__ __forceinline__ ImageScale* scales_of_rows() const { return transposed ? pair.first : pair.second; }
+  __device__ __forceinline__ ImageScale* scales_of_columns() const { return transposed ? pair.second : pair.first; }
   __device__ __forceinline__ int image_of(int pixel) const { return min(pixel / by_image_pixels, pair.images - 1); }
 };
 
@@ -90,7 +90,7 @@ struct Control {
 template <typename S>
 struct Memory {
   Control<S>& control;
-  std::uint32_t staged, operands;  // rings: [slot][rows' and columns' boxes], [slot][plane][rows', columns' channels]
+  std::uint32_t staged, operands;  // rings: [slot][rows' and columns' boxes], [slot][limb][rows', columns' channels]
 
   static constexpr int bytes = sizeof(Control<S>) + 1024 + S::tile.staged_slots() * S::tile.staged_bytes() +
                                S::tile.operand_slots() * S::tile.operand_bytes();
