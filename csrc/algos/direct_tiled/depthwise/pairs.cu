@@ -4,6 +4,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/epilogue.h"
+#include "device/fast_silu.cuh"
 #include "device/indexing.h"
 #include "device/launch.h"
 #include "device/mma.cuh"
@@ -37,6 +38,11 @@ struct alignas(2 * sizeof(T)) Pair {
 
 __device__ __forceinline__ float2 multiply_add(float2 a, float2 b, float2 c) {
   return {fmaf(a.x, b.x, c.x), fmaf(a.y, b.y, c.y)};
+}
+
+template <typename T>
+__device__ __forceinline__ float silu(float value) {
+  return sizeof(T) == 2 ? fast_silu(value) : ActivationFunction::silu(value);
 }
 
 // What a block has in shared memory: of each thread the filter, unless it is in registers, and the input rows of
@@ -165,7 +171,7 @@ __global__ void __launch_bounds__(threads, pairs::blocks_by_registers(r))
             if (activate.is_silu) {
 #pragma unroll
               for (int j = 0; j < columns; ++j) {
-                out[j] = {ActivationFunction::silu(out[j].x), ActivationFunction::silu(out[j].y)};
+                out[j] = {silu<T>(out[j].x), silu<T>(out[j].y)};
               }
             } else {
 #pragma unroll
