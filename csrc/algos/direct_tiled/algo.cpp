@@ -56,8 +56,11 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (choice.depthwise) {
     const depthwise::Config& config = *choice.depthwise;
     plan.config = "depthwise, strips of " + std::to_string(config.strip) + " rows, " +
-                  std::to_string(problem.layout == Layout::nhwc ? depthwise::columns : 1) + " columns a thread";
-    plan.cost_us = (problem.layout == Layout::nhwc ? own::depthwise_nhwc : own::depthwise_nchw) * config.cost_us;
+                  std::to_string(problem.layout == Layout::nhwc ? depthwise::columns : 1) + " columns" +
+                  (config.pairs ? " of 2 channels" : "") + " a thread";
+    plan.cost_us = config.cost_us * (config.pairs                     ? 1.0
+                                     : problem.layout == Layout::nhwc ? own::depthwise_nhwc
+                                                                      : own::depthwise_nchw);
     return plan;
   }
   if (choice.few_filters) {

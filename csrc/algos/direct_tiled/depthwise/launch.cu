@@ -218,6 +218,7 @@ void launch_stride(const ConvArgs& args, Runtime& runtime, const Config& config)
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
+  if (config.pairs) return pairs::run_cuda(args, runtime, config);
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
     using T = decltype(zero);
     switch (args.problem.r) {

@@ -24,12 +24,77 @@ constexpr int blocks_per_processor(std::int64_t r, std::int64_t stride) {
   return r == 3 ? 4 - stride : r == 5 && stride == 1 ? 2 : 1;
 }
 
+// In NHWC with an even number of channels: two channels a thread, whose input rows are on their way through shared
+// memory, several rows ahead, where registers would hold one.
+namespace pairs {
+
+inline constexpr int threads = 128;
+
+constexpr int stages(std::int64_t stride) { return stride == 1 ? 3 : 2; }  // of the ring
+constexpr int inputs(std::int64_t r, std::int64_t stride) { return static_cast<int>((columns - 1) * stride + r); }
+constexpr bool filter_in_registers(std::int64_t r) { return r == 3; }
+constexpr std::int64_t shared_bytes(std::int64_t r, std::int64_t stride, std::int64_t element_bytes) {
+  const std::int64_t ring = stages(stride) * stride * inputs(r, stride) * threads * 2 * element_bytes;
+  return ring + (filter_in_registers(r) ? 1 : r * r) * threads * 8;
+}
+// Of `threads` threads, on a multiprocessor.
+constexpr int blocks_by_registers(std::int64_t r) { return r == 3 ? 4 : r == 5 ? 4 : 3; }
+
+}  // namespace pairs
+
 struct Config {
+  bool pairs = false;
   int strip = 1;  // output rows of a thread
   std::int64_t strips = 1, column_tiles = 1, channel_tiles = 1;
   std::int64_t blocks = 1;
+  std::int64_t turns = 0;  // steps of a strip, over all rounds of blocks
   double cost_us = 0.0;
 };
+
+// Rows that a strip reads beyond those of the strips before it, in turns.
+inline std::int64_t more_rows(const ConvProblem& problem) { return ceil_div(problem.r, problem.stride_h) - 1; }
+
+// Sets strips, blocks and the turns of all rounds. Long strips read few rows twice; short ones fill the device.
+template <typename Blocks>
+void choose_strips(Config& config, const ConvProblem& problem, std::int64_t slots, const Blocks& blocks_of) {
+  config.turns = INT64_MAX;
+  for (std::int64_t strips = 1; strips <= problem.p(); ++strips) {
+    const std::int64_t strip = ceil_div<std::int64_t>(problem.p(), strips);
+    const std::int64_t blocks = blocks_of(problem.n * ceil_div<std::int64_t>(problem.p(), strip) * config.column_tiles);
+    const std::int64_t turns = ceil_div(blocks, slots) * (strip + more_rows(problem) + 2);  // 2: to start and end
+    if (turns >= config.turns) continue;
+    config.turns = turns;
+    config.strip = static_cast<int>(strip);
+    config.strips = ceil_div<std::int64_t>(problem.p(), strip);
+    config.blocks = blocks;
+  }
+}
+
+namespace pairs {
+
+inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo& device) {
+  if (problem.layout != Layout::nhwc || problem.c % 2 != 0) return std::nullopt;
+  const auto element = static_cast<std::int64_t>(size_of(problem.dtype));
+  const std::int64_t bytes = shared_bytes(problem.r, problem.stride_h, element) + 1024;  // the system's
+  const std::int64_t per_processor = std::min<std::int64_t>(
+      blocks_by_registers(problem.r), static_cast<std::int64_t>(device.shared_memory_bytes) / bytes);
+  if (per_processor == 0) return std::nullopt;
+  Config config{.pairs = true, .column_tiles = ceil_div<std::int64_t>(problem.q(), columns)};
+  choose_strips(config, problem, per_processor * device.processors,
+                [&](std::int64_t tasks) { return ceil_div<std::int64_t>(tasks * (problem.c / 2), threads); });
+  // Half as many threads as with one channel each: where these have to be made up by short strips, the rows that are
+  // read again cost more than the loads that are saved.
+  if (problem.r > 3 && config.strip < more_rows(problem)) return std::nullopt;
+  // As measured on an H100 (docs/log/122-depthwise-pairs.md): the issue of a turn's instructions is not hidden behind
+  // the bytes.
+  const double tensors =
+      static_cast<double>((problem.n * problem.c * problem.h * problem.w + problem.output_numel()) * element);
+  const double turn = 0.011 * static_cast<double>(problem.r * problem.s * problem.stride_h * per_processor);
+  config.cost_us = 5.0 + memory_us(tensors, 0.9, device) + turn * static_cast<double>(config.turns);
+  return config;
+}
+
+}  // namespace pairs
 
 inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo& device) {
   const bool size = problem.r == problem.s && (problem.r == 3 || problem.r == 5 || problem.r == 7);
@@ -45,30 +110,23 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
                        static_cast<double>(problem.w + 2 * problem.pad_w);
   if (image >= limit) return std::nullopt;
 
-  Config config;
+  if (const auto config = pairs::choose(problem, device)) {
+    if (static_cast<double>(config->blocks) * pairs::threads >= 2.0 * limit) return std::nullopt;
+    return config;
+  }
   const bool nhwc = problem.layout == Layout::nhwc;
+  Config config;
   config.channel_tiles = nhwc ? ceil_div<std::int64_t>(problem.c, 32) : 1;
   config.column_tiles = nhwc ? ceil_div<std::int64_t>(problem.q(), columns) : problem.q();
-  // Long strips read few rows twice; short ones fill the device.
   const std::int64_t per_processor = nhwc ? blocks_per_processor(problem.r, problem.stride_h)
                                           : (problem.r == 3   ? 5
                                              : problem.r == 5 ? 3
                                                               : 2);
   const std::int64_t slots = per_processor * device.processors;
-  const std::int64_t more_rows = ceil_div(problem.r, problem.stride_h) - 1;
-  std::int64_t least = INT64_MAX;
-  for (std::int64_t strips = 1; strips <= problem.p(); ++strips) {
-    const std::int64_t strip = ceil_div<std::int64_t>(problem.p(), strips);
-    const std::int64_t tasks = problem.n * ceil_div<std::int64_t>(problem.p(), strip) * config.column_tiles;
-    const std::int64_t blocks = nhwc ? config.channel_tiles * ceil_div<std::int64_t>(tasks, warps)
-                                     : ceil_div<std::int64_t>(tasks * problem.c, warps * 32);
-    const std::int64_t turns = ceil_div<std::int64_t>(blocks, slots) * (strip + more_rows + 2);  // 2: to start and end
-    if (turns >= least) continue;
-    least = turns;
-    config.strip = static_cast<int>(strip);
-    config.strips = ceil_div<std::int64_t>(problem.p(), strip);
-    config.blocks = blocks;
-  }
+  choose_strips(config, problem, slots, [&](std::int64_t tasks) {
+    return nhwc ? config.channel_tiles * ceil_div<std::int64_t>(tasks, warps)
+                : ceil_div<std::int64_t>(tasks * problem.c, warps * 32);
+  });
   if (static_cast<double>(config.blocks) * warps * 32 >= 2.0 * limit) return std::nullopt;
 
   // The issue of instructions decides, whatever the type: rates of multiply-adds, and of elements where these are few,
@@ -94,5 +152,8 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
 }
 
 void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config);
+namespace pairs {
+void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config);
+}
 
 }  // namespace fastconv::algos::direct_tiled::depthwise

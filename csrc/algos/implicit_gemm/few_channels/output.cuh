@@ -3,6 +3,7 @@
 
 #include "algos/implicit_gemm/few_channels/multiply.cuh"
 #include "device/activation.cuh"
+#include "device/fast_silu.cuh"
 
 namespace fastconv::algos::implicit_gemm::few_channels {
 
@@ -148,7 +149,11 @@ __device__ __forceinline__ void finish(const Params<typename S::T>& params, cons
   };
   params.epilogue.in_order([&] { add_residual<S>(params, extent, params.epilogue.residual + first, sum); },
                            [&] {
-                             if (params.has_activation) apply_activation(params.epilogue.activate, for_each_sum);
+                             if (!params.has_activation) return;
+                             if constexpr (!S::scaled) {
+                               if (params.epilogue.activate.is_silu) return for_each_sum(&fast_silu);
+                             }
+                             apply_activation(params.epilogue.activate, for_each_sum);
                            });
   T* y = params.y + first;
   asm volatile("" : "+l"(y));  // or the compiler would rather add `first` to each of the offsets

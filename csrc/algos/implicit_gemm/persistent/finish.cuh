@@ -3,6 +3,7 @@
 
 #include "algos/implicit_gemm/persistent/tile.cuh"
 #include "device/activation.cuh"
+#include "device/fast_silu.cuh"
 #include "device/power_of_two.h"
 
 namespace fastconv::algos::implicit_gemm::persistent {
@@ -48,6 +49,7 @@ enum class Finish {
   plain,     // bias
   clamped,   // bias, ReLU or ReLU6
   leaky,     // bias, leaky_relu with a slope in (0, 1)
+  silu,      // bias, SiLU: of half types and TF32
   residual,  // bias, the residual, and ReLU, ReLU6 or nothing
   general,   // the rest: by finish_in_place()
 };
@@ -55,6 +57,8 @@ template <Finish finish>
 constexpr std::integral_constant<Finish, finish> is{};
 template <typename S>
 constexpr bool has_residual_finish = S::split && !S::transforms && !S::affine;
+template <typename S, Finish finish>
+constexpr bool has_finish = finish == Finish::residual ? has_residual_finish<S> : finish != Finish::silu || !S::split;
 
 template <typename S>
 __device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params) {
@@ -63,6 +67,7 @@ __device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params)
   const Finish finish = activate.clamps                                        ? Finish::clamped
                         : activate.negative_slope == 1.0f && !activate.is_silu ? Finish::plain
                         : leaks(activate)                                      ? Finish::leaky
+                        : activate.is_silu && !S::split                        ? Finish::silu
                                                                                : Finish::general;
   if (params.epilogue.residual == nullptr) return finish;
   return has_residual_finish<S> && params.residual_stages > 0 ? Finish::residual : Finish::general;
@@ -113,6 +118,7 @@ __device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, 
       if constexpr (!S::scaled && finish != Finish::partial) value += bias[e];
       if constexpr (finish == Finish::clamped) value = clamp(value, params.epilogue.activate.cap);
       if constexpr (finish == Finish::leaky) value = leak(value, params.epilogue.activate.negative_slope);
+      if constexpr (finish == Finish::silu) value = fast_silu(value);
       values[e] = value;
     }
     if constexpr (finish == Finish::residual) add_residual<T>(params.epilogue.activate, residual_of(i), values);
@@ -120,7 +126,7 @@ __device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, 
   }
 }
 
-// Whatever the others do not know (SiLU, any slope), with a residual or without, in place: the sums become values of y,
+// Whatever the others do not know (any slope), with a residual or without, in place: the sums become values of y,
 // and what belongs to pixels and filters becomes neutral, so that Finish::plain can follow. Registers cannot be
 // indexed: a loop takes 16 sums (8), and turns all of them around. The residual comes a turn ahead. index_of(row): in
 // y, of a pixel its first filter; -1 if it is not there.

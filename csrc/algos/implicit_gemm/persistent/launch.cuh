@@ -174,10 +174,8 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
   try_filters(std::integral_constant<int, 128>{});
   try_filters(std::integral_constant<int, 64>{});
   try_filters(std::integral_constant<int, 32>{});
-  if constexpr (mode == Mode::split) {
-    try_filters(std::integral_constant<int, 96>{});
-    try_filters(std::integral_constant<int, 48>{});
-  }
+  try_filters(std::integral_constant<int, 96>{});
+  if constexpr (mode == Mode::split) try_filters(std::integral_constant<int, 48>{});
   if (params.partial != nullptr) {
     const std::int64_t numel = problem.output_numel();
     const bool nhwc = problem.layout == Layout::nhwc;

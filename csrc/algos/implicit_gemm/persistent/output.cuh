@@ -435,7 +435,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
   }
   const auto with_finish = [&](auto&& store, auto... finishes) {  // the one of them that it is
     const auto is_done = [&](auto one) {
-      if constexpr (one() != Finish::residual || has_residual_finish<S>) {
+      if constexpr (has_finish<S, one()>) {
         if (finish == static_cast<unsigned>(one())) return store(one), true;
       }
       return false;
@@ -448,14 +448,15 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
           [&](auto finish) {
             store_by_tma<S, finish()>(params, map, work_tile, filters, shared.staging, sums, factor, with_residual);
           },
-          is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::residual>);
+          is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::silu>, is<Finish::residual>);
       return;
     }
   }
   if (!whole ||
       !with_finish(
           [&](auto finish) { store_straight<S, finish()>(params, work_tile, filters, sums, factor, with_residual); },
-          is<Finish::partial>, is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::residual>)) {
+          is<Finish::partial>, is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::silu>,
+          is<Finish::residual>)) {
     store_rows<S>(params, work_tile, filters, sums, factor);
   }
 }

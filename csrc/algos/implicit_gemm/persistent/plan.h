@@ -68,13 +68,18 @@ struct Weights {
 };
 
 // Filters of a block: the most, but little waste. A narrow tile costs shared-memory bandwidth: n = 64 reads as many
-// bytes per product as it can get.
-inline int tile_filters(Mode mode, std::int64_t k) {
+// bytes per product as it can get. one_step: where a tile's products are those of one step, its time is that of the
+// input, which every tile of filters reads again, and of the outputs (docs/log/123-tiles-of-96.md).
+inline int tile_filters(Mode mode, std::int64_t k, bool one_step) {
   int best = 128;
   double least = 1e30;
   for (int tile : {128, 96, 64, 48, 32}) {
-    if (mode != Mode::split && (tile == 96 || tile == 48)) continue;  // fewer kernels
-    const double cost = static_cast<double>(ceil_div(k, tile)) * (tile + 8.0);
+    if (mode != Mode::split && tile == 48) continue;  // fewer kernels
+    const bool whole = k % tile == 0;
+    if (mode != Mode::split && tile == 96 && !whole) continue;  // y is stored without copies (Shape::stores_by_tma)
+    const double of_one_step = tile == 128 ? (whole ? 126 : 134) : tile == 96 ? 94 : tile == 64 ? 64 : 46;
+    const double cost =
+        static_cast<double>(ceil_div(k, tile)) * (mode != Mode::split && one_step ? of_one_step : tile + 8.0);
     if (cost < least) least = cost, best = tile;
   }
   return best;
@@ -86,12 +91,12 @@ constexpr int max_filters_of_two_rows(Mode mode) { return mode == Mode::split ? 
 inline Weights make_weights(const ConvProblem& problem) {
   Weights weights{};
   weights.mode = problem.accuracy == AccuracyClass::tf32 ? Mode::single : select_mode(problem.accuracy);
-  weights.filter_tile = tile_filters(weights.mode, problem.k);
   weights.row_bytes = weights.mode == Mode::single ? 64 : 128;
   weights.step_channels = static_cast<int>(input_row_bytes / size_of(problem.dtype));
   weights.channel_blocks = (problem.c + weights.step_channels - 1) / weights.step_channels;
-  weights.filter_tiles = (problem.k + weights.filter_tile - 1) / weights.filter_tile;
   weights.taps = problem.r * problem.s;
+  weights.filter_tile = tile_filters(weights.mode, problem.k, weights.channel_blocks * weights.taps == 1);
+  weights.filter_tiles = (problem.k + weights.filter_tile - 1) / weights.filter_tile;
   return weights;
 }
 

@@ -7,6 +7,7 @@
 
 #include "algos/implicit_gemm/single_tile/load.cuh"
 #include "device/activation.cuh"
+#include "device/fast_silu.cuh"
 #include "hopper/ptx/cluster.cuh"
 
 namespace fastconv::algos::implicit_gemm::single_tile {
@@ -39,9 +40,9 @@ __device__ __forceinline__ void initialise(std::uint64_t (&full)[slots], std::ui
 template <typename S>
 __device__ __forceinline__ void load_filters(const Params<typename S::T>& params, Control& control,
                                              std::uint32_t target, int first_step, int steps) {
-  const unsigned filters = blockIdx.x >> params.split_k_log2, packed = filters >> params.n_splits_log2;
+  const unsigned filters = blockIdx.x >> params.split_k_log2, packed = params.by_n_splits.quotient(filters);
   const unsigned char* source = params.weight + packed * params.packed_tile_bytes +
-                                (filters - (packed << params.n_splits_log2)) * S::filter_bytes +
+                                (filters - packed * params.by_n_splits.divisor()) * S::filter_bytes +
                                 static_cast<std::int64_t>(first_step) * params.packed_bytes;
   const std::uint32_t full = shared_address(control.filters_full);
   if (params.bias != nullptr) {
@@ -310,7 +311,9 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
         epilogue.in_order(add_residual, [&] {
           if (activate.is_silu) {
 #pragma unroll
-            for (int e = 0; e < chunk; ++e) value[e] = ActivationFunction::silu(value[e]);
+            for (int e = 0; e < chunk; ++e) {
+              value[e] = S::split ? ActivationFunction::silu(value[e]) : fast_silu(value[e]);
+            }
           } else {
 #pragma unroll
             for (int e = 0; e < chunk; ++e) value[e] = activate.piecewise(value[e]);

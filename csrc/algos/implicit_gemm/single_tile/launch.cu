@@ -48,7 +48,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
                    .packed_tile_bytes = plan.steps * plan.packed_rows * row_bytes,
                    .bias = static_cast<const T*>(args.bias),
                    .packed_bytes = as_int(plan.packed_rows * row_bytes),
-                   .n_splits_log2 = log2(plan.packed_rows / plan.filter_tile),
+                   .by_n_splits = plan.packed_rows / plan.filter_tile,
                    .k = as_int(problem.k),
                    .group_stride = window ? plan.box_w * 8 : 64,
                    .second_pixels = !window           ? 64

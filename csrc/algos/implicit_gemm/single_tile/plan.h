@@ -115,8 +115,8 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
     plan.steps = ceil_div(problem.c, plan.step_channels) * taps;
     plan.packed_rows = packed_rows;
     for (int filters : {128, 64, 48, 32}) {
-      const int n_splits = packed_rows / filters;  // of a packed tile's rows: a power of two
-      if (n_splits * filters != packed_rows || (n_splits & (n_splits - 1)) != 0) continue;
+      if (packed_rows % filters != 0) continue;
+      if (filters == 48 && !plan.split) continue;  // fewer kernels
       if (filters > 32 && problem.k <= filters / 2) continue;
       if (filters == 128 && plan.split) continue;  // sums and totals: too many registers
       plan.filter_tile = filters;

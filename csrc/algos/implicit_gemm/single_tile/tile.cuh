@@ -33,9 +33,9 @@ struct Params {
   // Filters.
   const unsigned char* weight;  // [packed filter tile][step][packed rows][128 bytes]
   std::int64_t packed_tile_bytes;
-  const T* bias;      // as in the epilogue; null: read there, element by element
-  int packed_bytes;   // of a step of a packed filter tile
-  int n_splits_log2;  // blocks that share a packed filter tile
+  const T* bias;           // as in the epilogue; null: read there, element by element
+  int packed_bytes;        // of a step of a packed filter tile
+  FastDivide by_n_splits;  // blocks that share a packed filter tile
   int k;
   // Products.
   int group_stride;           // of A: from 8 pixels to the next, bytes / 16
