@@ -129,6 +129,21 @@ def drop_identities(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
         if len(node.args) == 1 and isinstance(node.args[0], fx.Node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+    for node in graph.find_nodes(op="call_function", target=operator.iadd):
+        _drop_zero(graph, node, *node.args)
+    for node in graph.find_nodes(op="call_function", target=operator.add):
+        value, other = node.args if isinstance(node.args[0], fx.Node) else node.args[::-1]
+        if not isinstance(value, fx.Node) or value.op != "call_module" or len(value.users) > 1:
+            continue  # a sum is a copy, which others may need
+        # What these compute is floating-point; of other values 0 may change the dtype.
+        if isinstance(modules[str(value.target)], (nn.Conv2d, Conv2d, nn.BatchNorm2d)):
+            _drop_zero(graph, node, value, other)
+
+
+def _drop_zero(graph: fx.Graph, node: fx.Node, value: Any, other: Any) -> None:
+    if isinstance(other, int) and other == 0:
+        node.replace_all_uses_with(value)
+        graph.erase_node(node)
 
 
 def split_norms(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:

@@ -418,19 +418,21 @@ NORM_ACTIVATION = Rewrite(
 )  # fmt: skip
 
 
-def _find_one(node: fx.Node, asked: Asked) -> Match | None:
-    x, factor = node.args
-    is_one = not isinstance(factor, fx.Node) and factor == 1
-    return Match(node, found={"value": x}) if is_one and call_of(x) is not None and len(x.users) == 1 else None  # type: ignore[union-attr]
+def _find_nothing(node: fx.Node, asked: Asked) -> Match | None:
+    x, number = node.args
+    does_nothing = not isinstance(number, fx.Node) and number == (0 if node.target is aten.add.Tensor else 1)
+    alone = does_nothing and call_of(x) is not None and len(x.users) == 1  # type: ignore[union-attr]
+    return Match(node, found={"value": x}) if alone else None
 
 
 def _same_value(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     return match.found["value"]  # type: ignore[no-any-return]
 
 
-# Models that scale a residual sum divide by one where they do not: a pass over memory between two of our operators.
-ONE = Rewrite("factor of one", (aten.div.Tensor, aten.mul.Tensor), _find_one, never, _same_value)
+# Models that scale a residual sum divide by one where they do not, and sums of branches begin or end with zero: a pass
+# over memory between two of our operators.
+NOTHING = Rewrite("nothing", (aten.div.Tensor, aten.mul.Tensor, aten.add.Tensor), _find_nothing, never, _same_value)
 
 # A node meets those of a list whose targets have its operator; lists are gone through one after the other.
 EPILOGUE = (BATCH_NORM, RESIDUAL, ACTIVATION, MAX_POOL)
-FUSING = (CONVOLUTION, *EPILOGUE, GRADIENTS, GROUP_NORM, NORM_ACTIVATION, ONE)
+FUSING = (CONVOLUTION, *EPILOGUE, GRADIENTS, GROUP_NORM, NORM_ACTIVATION, NOTHING)
