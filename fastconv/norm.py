@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fastconv.rewrites.choosing import factors
-from fastconv.rewrites.patterns import at_once
+from fastconv.rewrites.folding import at_once
 
 
 class InputNorm(nn.BatchNorm2d):

@@ -149,7 +149,7 @@ def test_of_two_convolutions_that_are_added_one_takes_the_sum() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.norm1(self.first(x))
-            y += self.norm2(self.second(x))
+            y += self.norm2(self.second(x.sin()))  # another input: no branches of one
             return F.relu_(y)
 
     fused = check(Block(), torch.randn(2, 4, 7, 5))

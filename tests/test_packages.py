@@ -90,6 +90,8 @@ CASES = {
     "timm_efficientnet": _timm("efficientnet_b0"),
     "timm_regnet": _timm("regnetx_002"),
     "timm_convnext": _timm("convnext_atto"),
+    "timm_repvgg": _timm("repvgg_a0"),
+    "timm_mobileone": _timm("mobileone_s0"),
     "torchvision_densenet": _torchvision("densenet121"),
     "torchvision_mobilenet": _torchvision("mobilenet_v3_small"),
     "diffusers_vae_decoder": Case(_vae, (1, 4, 8, 8), lambda model, x: model.decode(x).sample),
@@ -142,6 +144,23 @@ def test_group_norms_of_a_decoder_on_a_gpu() -> None:
     graph = on_a_gpu(decoder, (1, 4, 64, 64))
     found = graph.find_nodes(op="call_function", target=ops.group_norm_op)
     assert [node.args[-1] for node in found] == ["silu"] * (len(norms) - 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["timm_repvgg", "timm_mobileone"])
+def test_every_block_of_branches_is_one_convolution(name: str, device: str) -> None:
+    """Norms of timm's own class, which `fuse` takes apart, folded."""
+    case, model, x, exact, bound = made(name, device)
+    blocks = [module for module in model.modules() if type(module).__name__ in ("RepVggBlock", "MobileOneBlock")]
+    asked = Asked(algorithm="implicit_gemm", precision="fp32", packed=True)
+    function, backend = compiled(lambda x: case.call(model, x), asked)
+    fused = fastconv.fuse(model, precision="fp32")
+    with torch.no_grad():
+        for y in (function(x), case.call(fused, x)):
+            assert relative_error(y.cpu().double(), exact) < bound
+    assert len(backend.found) == fused.report.total == len(blocks)
+    assert all("relu" in row.fused for row in fused.report.rows)
+    assert fused.report.left == {}
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -31,6 +31,7 @@ from fastconv.layer import Layer
 from fastconv.nn import Conv2d, FusedConv2d, MaxPool2d, Upsample, check_settings
 from fastconv.norm import InputNorm
 from fastconv.reports import by
+from fastconv.rewrites.branches import BRANCHES
 from fastconv.rewrites.choosing import norm_before
 from fastconv.rewrites.convolution import Call, Left, Pool, Record, Taken, Upsampling, call_of, layer_call
 from fastconv.rewrites.editor import Editor, Spelled, spelled
@@ -232,7 +233,9 @@ class _Layers(Editor):
             new.args = (call.input, call.residual)
             is_sum = conv.args == (call.input,)
             new.meta["sums_in_place"] = spelled(by).writes if is_sum else conv.meta["sums_in_place"]
-        new.meta["spelled"] = Spelled(ops.conv2d_op, lambda x, residual=None: call._replace(input=x, residual=residual))
+        new.meta["spelled"] = Spelled(
+            ops.conv2d_op, lambda x, residual=None: call._replace(input=x, residual=residual), pads=spelled(conv).pads
+        )
         return new
 
     def max_pool(self, node: fx.Node, *arguments: Any) -> fx.Node:
@@ -258,16 +261,25 @@ class _Model:
     def __init__(self, root: nn.Module, graph: fx.Graph) -> None:
         self.root, self.graph = root, graph
         self.modules = dict(root.named_modules(remove_duplicate=False))
+        graphs.split_norms(graph, self.modules)
         graphs.drop_identities(graph, self.modules)
         graphs.spell(graph, self.modules)
         layers = _Layers(graph, root)
-        self.left = rewrites.apply(graph, (*EPILOGUE, POOL, UPSAMPLING), rewrites.Asked(), layers)
+        called = self._convolutions()
+        rewriting = (BRANCHES, *EPILOGUE, POOL, UPSAMPLING)
+        self.left = rewrites.apply(graph, rewriting, rewrites.Asked(packed=True), layers)
+        self.merged = called - self._convolutions()  # into others, which the report tells of
         self.apart = layers.apart
         for node in graph.find_nodes(op="call_module"):
             call = call_of(node) if "fastconv" in node.meta else None
             norm = norm_before(call.input) if call is not None else None
             if norm is not None and spelled(node).obstacle is None and norm.nodes[0].op == "call_module":
                 self.modules[str(norm.nodes[0].target)].__class__ = InputNorm
+
+    def _convolutions(self) -> set[int]:
+        """The identities of those that the graph calls."""
+        calls = (node for node in self.graph.find_nodes(op="call_module") if "fastconv" in node.meta)
+        return {id(self.modules[str(node.target)]) for node in calls}
 
     def put_layers(self, swapped: swap.SwapReport) -> list[Taken]:
         """Makes layers of what the convolutions compute now. Returns a record per convolution and way it is used."""
@@ -291,6 +303,8 @@ class _Model:
             apart.parts = ["conv"]
             code = "already_fused" if isinstance(module, FusedConv2d) else "subclass"
             apart.obstacle = code, f"it is a {type(module).__name__}"
+        elif id(module) in self.merged:
+            return
         elif not nodes:
             apart.parts = ["conv"] * bool(self._called_around(name))
             apart.obstacle = "not_called", "no call of it is in the traced forward"

@@ -129,6 +129,39 @@ def drop_identities(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
         if len(node.args) == 1 and isinstance(node.args[0], fx.Node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+    for node in graph.find_nodes(op="call_function", target=operator.iadd):
+        _drop_zero(graph, node, *node.args)
+    for node in graph.find_nodes(op="call_function", target=operator.add):
+        value, other = node.args if isinstance(node.args[0], fx.Node) else node.args[::-1]
+        if not isinstance(value, fx.Node) or value.op != "call_module" or len(value.users) > 1:
+            continue  # a sum is a copy, which others may need
+        # What these compute is floating-point; of other values 0 may change the dtype.
+        if isinstance(modules[str(value.target)], (nn.Conv2d, Conv2d, nn.BatchNorm2d)):
+            _drop_zero(graph, node, value, other)
+
+
+def _drop_zero(graph: fx.Graph, node: fx.Node, value: Any, other: Any) -> None:
+    if isinstance(other, int) and other == 0:
+        node.replace_all_uses_with(value)
+        graph.erase_node(node)
+
+
+def split_norms(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+    """Of timm's batch norms, which end in a module `drop` and a module `act`, those are calls of their own."""
+    found: set[nn.Module] = set()
+    for node in graph.find_nodes(op="call_module"):
+        norm = modules[str(node.target)]
+        of_timm = (type(norm).__module__, type(norm).__qualname__) == ("timm.layers.norm_act", "BatchNormAct2d")
+        if not (of_timm or norm in found) or is_altered(norm) or len(node.args) != 1 or node.kwargs:
+            continue
+        found.add(norm)
+        norm.__class__ = nn.BatchNorm2d
+        after = node
+        for name in ("drop", "act"):
+            with graph.inserting_after(after):
+                new = graph.call_module(f"{node.target}.{name}")
+            after.replace_all_uses_with(new)
+            new.args, after = (after,), new
 
 
 def spell(graph: fx.Graph, modules: dict[str, nn.Module], fused: bool = False) -> None:
@@ -154,7 +187,8 @@ def _module_of(node: fx.Node, module: nn.Module) -> Spelled | None:
         call = layer_call(module, None)  # type: ignore[arg-type]
         node.meta["fastconv"] = describe(node, call.weight, call.stride, call.groups, "conv")
         kind = None if type(module) is Conv2d else ("kind", f"what follows a {type(module).__name__} stays apart")
-        return Spelled(ops.conv2d_op, lambda x: call._replace(input=x), obstacle=kind or hooks)
+        pads = _padding_obstacle(module) if type(module) is Conv2d else None
+        return Spelled(ops.conv2d_op, lambda x: call._replace(input=x), obstacle=kind or hooks, pads=pads)
     if len(node.args) != 1 or node.kwargs:
         return None
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -262,6 +296,8 @@ def _upsampling(asked: dict[str, Any], obstacle: Obstacle | None = None) -> Spel
 def may_write(node: fx.Node, module: nn.Module | None) -> bool:
     """Whether the operation may write over a value that it did not make."""
     if module is not None:
+        if type(module) in (nn.BatchNorm2d, InputNorm):
+            return is_altered(module)  # `split_norms` leaves modules in it that it does not call
         # What is made of several modules is looked into; torch.nn's own say so by an attribute.
         return any(bool(getattr(inner, "inplace", False)) or is_altered(inner) for inner in module.modules())
     if node.op == "call_method":

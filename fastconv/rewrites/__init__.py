@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from fastconv import ops
-from fastconv.rewrites import choosing, concatenation, patterns
+from fastconv.rewrites import branches, choosing, concatenation, patterns
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Concatenation as Concatenation
 from fastconv.rewrites.convolution import GroupNorm as GroupNorm
@@ -100,13 +100,16 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
                 new = rewrite.replacement(match, asked, edit)
             if match.node.users:
                 edit.replace(match.node, new)
-            edit.erase(*dict.fromkeys(n for n in (match.node, node, match.conv) if n is not None))
+            edit.erase(*dict.fromkeys(n for n in (match.node, node, match.conv, *match.gone) if n is not None))
             refused = None
             break
         if refused is not None:
             left.append(Left(refused[0], node.name, refused[1]))
+    for node in graph.nodes:
+        node.meta.pop("filters", None)
     edit.refresh()
-    return left
+    names = {node.name for node in graph.nodes}
+    return [each for each in left if each.name in names]
 
 
 def _is_image(argument: Any) -> bool:
@@ -145,7 +148,7 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
             taken = describe(node, call.weight, call.stride, call.groups, "conv")
             taken.is_models_own = True
             node.meta["fastconv"] = taken
-    left = apply(graph, patterns.FUSING, asked, edit)
+    left = apply(graph, (branches.BRANCHES, *patterns.FUSING), asked, edit)
     concatenations = concatenation.concatenate(graph, asked, edit)
     apply(graph, choosing.CHOOSING, asked, edit)
     graph.eliminate_dead_code()  # norms before convolutions

@@ -27,7 +27,8 @@ from fastconv.rewrites.convolution import (
     planned,
 )
 from fastconv.rewrites.editor import Editor, is_written, read, spelled, value_of
-from fastconv.rewrites.patterns import ACTIVATIONS, Match, Rewrite, double, first_output, never
+from fastconv.rewrites.folding import double
+from fastconv.rewrites.patterns import ACTIVATIONS, Match, Rewrite, first_output, never
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -27,6 +27,7 @@ class Spelled(NamedTuple):
     arguments: Callable[..., tuple[Any, ...]] = lambda *inputs: inputs  # its arguments, of the nodes that the call has
     writes: bool = False  # it may write over a value that it did not make
     obstacle: Obstacle | None = None  # why it is not quite that operator
+    pads: Obstacle | None = None  # of a convolution: what its padding is that the operator's is not
 
 
 def spelled(node: fx.Node) -> Spelled:
@@ -42,6 +43,14 @@ def read(node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
             fx.map_arg(node.args, lambda arg: inputs.append(arg))  # also those of lists, one that stands twice twice
         return target, arguments(*inputs) if target else (), {}
     return (node.target, node.args, node.kwargs) if node.op == "call_function" else (None, (), {})
+
+
+def written_between(first: fx.Node, last: fx.Node) -> fx.Node | None:
+    """What stands between two nodes and may write over a value that it did not make."""
+    node = first.next
+    while node is not last and not spelled(node).writes:
+        node = node.next
+    return None if node is last else node
 
 
 def is_written(node: fx.Node) -> bool:
@@ -147,7 +156,7 @@ class Editor:
 
     def once(self, function: Callable[..., Any], *args: Any) -> Any:
         """``function(emit, *args)``; where it was made of the same before, that."""
-        key = (function, *(arg if isinstance(arg, float) else id(arg) for arg in args))
+        key = (function, *(arg if isinstance(arg, (int, float)) else id(arg) for arg in args))
         if key not in self.made:
             self.made[key] = args, function(self.emit, *args)  # the arguments: as long as they live, ids are theirs
         return self.made[key][1]

@@ -24,7 +24,8 @@ from fastconv.rewrites.convolution import (
     pools_inside,
     problem_of,
 )
-from fastconv.rewrites.editor import Editor, hint_of, read, same, spelled, value_of
+from fastconv.rewrites.editor import Editor, hint_of, read, same, spelled, value_of, written_between
+from fastconv.rewrites.folding import Filters, at_once, folded, norm_obstacle, range_obstacle
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -37,6 +38,7 @@ class Match:
     conv: fx.Node | None = None  # of ours, which takes it in
     found: dict[str, Any] = field(default_factory=dict)
     taken: Taken | None = None  # what the report will say of the convolution
+    gone: tuple[fx.Node, ...] = ()  # what else nobody reads any more, the last one first
 
     def __post_init__(self) -> None:
         if self.conv is not None:
@@ -118,12 +120,8 @@ def between_obstacle(match: Match) -> Obstacle | None:
         return "users", f"{len(conv.users)} operations read what it would be fused with"
     if spelled(node).writes and node.args[0] is not conv:
         return "in_place", "the sum is written over another value"
-    other = conv.next
-    while other is not node:
-        if spelled(other).writes:
-            return "in_place", f"{other.name}, which works in place, stands between them"
-        other = other.next
-    return None
+    other = written_between(conv, node)
+    return None if other is None else ("in_place", f"{other.name}, which works in place, stands between them")
 
 
 def _grown(match: Match, edit: Editor, part: str, **arguments: Any) -> fx.Node:
@@ -134,7 +132,7 @@ def _grown(match: Match, edit: Editor, part: str, **arguments: Any) -> fx.Node:
     node = edit.convolution(match.conv, match.node, call._replace(**arguments))
     if match.taken is not None:
         match.taken.parts.append(part)
-    node.meta["fastconv"] = match.taken
+    node.meta |= {"fastconv": match.taken, "filters": match.conv.meta.get("filters")}
     return node
 
 
@@ -155,62 +153,24 @@ def _find_norm(node: fx.Node, asked: Asked) -> Match | None:
     return Match(output, x, {"folded": (call.weight, call.bias, gamma, beta, mean, variance, epsilon)})
 
 
-# The relative L2 error of the filters that rounding them to their dtype makes is at most half a spacing, unless the
-# norm's factors push them out of the dtype's range.
-_ROUNDING_LIMIT = 1.0
-
-
 def _norm_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     weight, _, *parameters, _ = match.found["folded"]
-    w, tensors = value_of(weight), [value_of(p) for p in parameters if p is not None]
-    if tensors[-1].shape[0] != w.shape[0]:
-        return "norm_features", f"the norm has {tensors[-1].shape[0]} features; the convolution {w.shape[0]}"
-    if any(t.device != w.device for t in tensors):
-        return "norm_device", f"the norm is on {tensors[-1].device}; the convolution on {w.device}"
-    if any(t.dtype not in (w.dtype, torch.float32) for t in tensors):
-        return "norm_dtype", f"the norm is {tensors[-1].dtype}; the convolution {w.dtype}"
-    if isinstance(weight, fx.Node):
-        return None  # numbers that are not there yet
-    exact = _folded(at_once, *match.found["folded"])
-    rounded = [t.to(w.dtype).double() for t in exact]
-    error = (rounded[0] - exact[0]).norm() / exact[0].norm().clamp_min(torch.finfo(torch.float64).tiny)
-    if not (error <= _ROUNDING_LIMIT * torch.finfo(w.dtype).eps and bool(rounded[1].isfinite().all())):
-        return "norm_range", f"the folded filters leave the range of {w.dtype}"
-    return None
-
-
-def at_once(target: Any, *args: Any) -> Any:
-    return target(*args)
-
-
-def double(emit: Callable[..., Any], value: Any) -> Any:
-    return emit(prims.convert_element_type.default, value, torch.float64)
-
-
-def _folded(
-    emit: Callable[..., Any], weight: Any, bias: Any, gamma: Any, beta: Any, mean: Any, variance: Any, epsilon: float
-) -> tuple[Any, Any]:
-    """Filters and biases of norm(conv(x)) in float64: w * s and (b - mean) * s + beta with
-    s = gamma / sqrt(variance + epsilon)."""
-    s = emit(aten.rsqrt.default, emit(aten.add.Tensor, double(emit, variance), epsilon))
-    if gamma is not None:
-        s = emit(aten.mul.Tensor, s, double(emit, gamma))
-    shift = double(emit, mean)
-    shift = emit(aten.neg.default, shift) if bias is None else emit(aten.sub.Tensor, double(emit, bias), shift)
-    shift = emit(aten.mul.Tensor, shift, s)
-    if beta is not None:
-        shift = emit(aten.add.Tensor, shift, double(emit, beta))
-    return emit(aten.mul.Tensor, double(emit, weight), emit(aten.reshape.default, s, [-1, 1, 1, 1])), shift
+    obstacle = norm_obstacle(value_of(weight), parameters)
+    if obstacle is not None or isinstance(weight, fx.Node):
+        return obstacle  # of nodes, numbers that are not there yet
+    return range_obstacle(folded(at_once, *match.found["folded"]), weight.dtype)
 
 
 def _rounded(emit: Callable[..., Any], weight: Any, *others: Any) -> list[Any]:
     dtype = value_of(weight).dtype
-    return [emit(prims.convert_element_type.default, exact, dtype) for exact in _folded(emit, weight, *others)]
+    return [emit(prims.convert_element_type.default, exact, dtype) for exact in folded(emit, weight, *others)]
 
 
 def _fold(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     weight, bias = edit.once(_rounded, *match.found["folded"])
-    return _grown(match, edit, "bn", weight=weight, bias=bias)
+    node = _grown(match, edit, "bn", weight=weight, bias=bias)
+    node.meta["filters"] = (Filters(*match.found["folded"]),)
+    return node
 
 
 BATCH_NORM = Rewrite(
@@ -458,19 +418,21 @@ NORM_ACTIVATION = Rewrite(
 )  # fmt: skip
 
 
-def _find_one(node: fx.Node, asked: Asked) -> Match | None:
-    x, factor = node.args
-    is_one = not isinstance(factor, fx.Node) and factor == 1
-    return Match(node, found={"value": x}) if is_one and call_of(x) is not None and len(x.users) == 1 else None  # type: ignore[union-attr]
+def _find_nothing(node: fx.Node, asked: Asked) -> Match | None:
+    x, number = node.args
+    does_nothing = not isinstance(number, fx.Node) and number == (0 if node.target is aten.add.Tensor else 1)
+    alone = does_nothing and call_of(x) is not None and len(x.users) == 1  # type: ignore[union-attr]
+    return Match(node, found={"value": x}) if alone else None
 
 
 def _same_value(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     return match.found["value"]  # type: ignore[no-any-return]
 
 
-# Models that scale a residual sum divide by one where they do not: a pass over memory between two of our operators.
-ONE = Rewrite("factor of one", (aten.div.Tensor, aten.mul.Tensor), _find_one, never, _same_value)
+# Models that scale a residual sum divide by one where they do not, and sums of branches begin or end with zero: a pass
+# over memory between two of our operators.
+NOTHING = Rewrite("nothing", (aten.div.Tensor, aten.mul.Tensor, aten.add.Tensor), _find_nothing, never, _same_value)
 
 # A node meets those of a list whose targets have its operator; lists are gone through one after the other.
 EPILOGUE = (BATCH_NORM, RESIDUAL, ACTIVATION, MAX_POOL)
-FUSING = (CONVOLUTION, *EPILOGUE, GRADIENTS, GROUP_NORM, NORM_ACTIVATION, ONE)
+FUSING = (CONVOLUTION, *EPILOGUE, GRADIENTS, GROUP_NORM, NORM_ACTIVATION, NOTHING)
