@@ -207,6 +207,13 @@ def _is_made_there(part: fx.Node) -> bool:
     return part.op == "call_function" and not is_extern
 
 
+def _is_made_for_kernels(buffer: _Buffer) -> bool:
+    """Whether Inductor computes parts that convolutions of ours read in channels_last: concatenating them, it computes
+    each one in the format that it likes, which may be the other one, and copies them."""
+    calls = [call for each in buffer.lists for call in map(call_of, each.node.users) if call is not None]
+    return any(map(_is_made_there, buffer.whole.parts)) and any(map(is_channels_last, calls))
+
+
 def is_upsampling(node: Any) -> bool:
     """Whether it is a call of fastconv's layer for that, in a graph of modules."""
     is_layer = isinstance(node, fx.Node) and node.op == "call_module"
@@ -224,7 +231,11 @@ class _Places:
         while made is None or len(made) < len(self.buffers):
             self.buffers = buffers if made is None else made
             self._place()
-            made = [buffer for buffer in self.buffers if not all(map(is_sum, self._direct_in(buffer)))]
+            made = [
+                buffer
+                for buffer in self.buffers
+                if not all(map(is_sum, self._direct_in(buffer))) or _is_made_for_kernels(buffer)
+            ]
 
     def _place(self) -> None:
         # By part: the tensor where it stands; of two, the first one.
