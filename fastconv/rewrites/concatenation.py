@@ -201,7 +201,7 @@ def is_sum(node: fx.Node) -> bool:
     return all(isinstance(x, Tensor) and (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device) for x in values)
 
 
-def _is_made_there(part: fx.Node) -> bool:
+def is_made_there(part: fx.Node) -> bool:
     """Whether Inductor may compute the value where it is copied to, and nowhere else."""
     is_extern = part.target is aten.convolution.default or call_of(part) is not None or "spelled" in part.meta
     return part.op == "call_function" and not is_extern
@@ -211,7 +211,7 @@ def _is_made_for_kernels(buffer: _Buffer) -> bool:
     """Whether Inductor computes parts that convolutions of ours read in channels_last: concatenating them, it computes
     each one in the format that it likes, which may be the other one, and copies them."""
     calls = [call for each in buffer.lists for call in map(call_of, each.node.users) if call is not None]
-    return any(map(_is_made_there, buffer.whole.parts)) and any(map(is_channels_last, calls))
+    return any(map(is_made_there, buffer.whole.parts)) and any(map(is_channels_last, calls))
 
 
 def is_upsampling(node: Any) -> bool:
@@ -297,7 +297,7 @@ class _Places:
         if part in self.direct:
             return users
         users = [user for user in users if _takes_range(user, part, channels)]
-        made_there = _is_made_there(part)
+        made_there = is_made_there(part)
         return [user for user in users if (self._is_direct(user, channels) if _adds(user, part) else made_there)]
 
 
@@ -325,7 +325,7 @@ def _rewrite(graph: fx.Graph, buffer: _Buffer, places: _Places, now: dict[fx.Nod
             readers = places.readers(part, tensor) if value is part else []
             if readers:
                 new = _range(edit, tensor, begin, value_of(part))
-                if part in places.direct or _is_made_there(part):
+                if part in places.direct or is_made_there(part):
                     now[part] = new
                 edit.replace(part, new, readers)
         at = following.prev
