@@ -1,7 +1,7 @@
-"""Channels that fill whole accesses. Kernels read and write 16 bytes at once, and most fit no problem whose channels are
-not a multiple of that. A frozen convolution with other numbers of channels gets filters and biases of zeros where the
-planner expects it to be faster so: its value has channels of zeros behind its own, which convolutions behind it read,
-and add, with theirs; everybody else reads the range before them."""
+"""Channels that fill whole accesses. Kernels read and write 16 bytes at once, and most fit no problem whose channels
+are not a multiple of that. A frozen convolution with other numbers of channels gets filters and biases of zeros where
+the planner expects it to be faster so: its value has channels of zeros behind its own, which convolutions behind it
+read, and add, with theirs; everybody else reads the range before them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _padded(emit: Callable[..., Any], value: Any, dim: int) -> Any:
 
 
 def _written(edit: Editor, value: fx.Node) -> fx.Node:
-    """The same of an image, as ranges of a tensor in channels_last: padding Inductor would copy it, in some releases."""
+    """The same of an image, as ranges of a tensor in channels_last: to pad it, some releases of Inductor copy it."""
     x = value_of(value)
     (n, k, *size), channels = x.shape, _channels(value)
     zeros = edit.emit(aten.full.default, [n, channels - k, *size], 0.0, dtype=x.dtype, device=x.device)
