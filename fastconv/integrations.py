@@ -247,6 +247,8 @@ def _register_lowerings() -> None:
         return buffer if whole else lowering.lowerings[aten.slice.Tensor](buffer, 1, begin, begin + count)
 
     def channel_scatter(x: Any, buffer: Any, begin: int) -> Any:
+        # Computed in the order in which it is copied: Inductor makes one kernel of both.
+        x = ir.ExternKernel.require_channels_last(x)
         lowering.lowerings[aten.copy_.default](channels(buffer, begin, x.get_size()[1]), x)
         return buffer
 

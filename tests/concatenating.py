@@ -36,6 +36,10 @@ def cat(*values: Tensor) -> Tensor:
     return torch.cat(values, 1)
 
 
+def resized(x: Tensor, like: Tensor) -> Tensor:
+    return F.interpolate(x, like.shape[2:], mode="bilinear")
+
+
 def dense(m: Any, x: Tensor) -> Tensor:
     """As torchvision's blocks: every layer concatenates all values before it again."""
     values = [m.b(x)]
@@ -117,7 +121,9 @@ CASES = {
     "two residuals of ours": (added_twice, [""], 1, 1),
     "residual and input": (lambda m, x: m.wide(cat(m.a(y := m.b(x)) + y, y)), [""], 2, 0),
     "a sum": (lambda m, x: m.wide(cat(m.up(x) + m.up(-x), m.a(m.up(x)))), [""], 1, 1),
-    "a sum that nobody else computes": (lambda m, x: m.wide(cat(m.up(x) + m.up(-x), m.up(x))), ["producers"], 0, 0),
+    "a sum that nobody else computes": (lambda m, x: m.wide(cat(m.up(x) + m.up(-x), m.up(x))), [""], 0, 2),
+    "resized": (lambda m, x: m.wide(cat(resized(m.up(x), x), x.cos())), [""], 0, 2),
+    "resized, for nobody": (lambda m, x: cat(resized(m.up(x), x), x.cos()).exp(), ["producers"], 0, 0),
     "of three": (lambda m, x: cat(m.a(x), x.cos(), m.b(x)), [""], 2, 1),
 }
 

@@ -83,8 +83,9 @@ def check(model: nn.Module, x: Tensor, asked: Asked = OURS, limit: float = 1e-5,
 
 
 def on_a_gpu(
-    model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float16, norms: torch.dtype | None = None
-) -> fx.Graph:
+    model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float16, norms: torch.dtype | None = None,
+    asked: Asked = OURS,
+) -> fx.Graph:  # fmt: skip
     """The rewritten graph of a call with an input in channels_last on a GPU, which need not be there. norms: the dtype
     of the parameters of modules that are called so."""
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
@@ -96,5 +97,5 @@ def on_a_gpu(
         table = rewrites.table(select_decomp_table())
         graph = make_fx(lambda x, named: torch.func.functional_call(model, named, (x,)), table)(x, named).graph
     graph.eliminate_dead_code()
-    rewrites.rewrite(graph, OURS, select_decomp_table())
+    rewrites.rewrite(graph, asked, select_decomp_table())
     return graph

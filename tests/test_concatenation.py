@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
-from concatenating import CASES, NORMS, Model, calibrated, cat, dense, model, picture
+from concatenating import CASES, NORMS, Model, calibrated, cat, dense, model, picture, resized
 from layers import relative_error
 from rewriting import OURS, check, compiled
 from torch import Tensor
@@ -223,6 +223,20 @@ def test_inductor_writes_in_place(name):
     assert text.count("conv2d_packed_into.default(") == into
     assert "cat" not in text
     assert text.count("async_compile.cpp_pybinding(") <= kernels
+
+
+def test_inductor_computes_in_the_format_of_the_range():
+    """What it computes for a convolution: nothing in between is in the other format."""
+    network, x = model(lambda m, x: m.wide(cat(resized(m.a(x)[:, :, 1:], x), resized(x, x)))).eval(), picture()
+    compiled = fastconv.compile(network, "fp32", algorithm="implicit_gemm", frozen=True)
+    torch._dynamo.reset()
+    with torch.no_grad(), torch.compiler.config.patch(force_disable_caches=True):
+        y, code = run_and_get_code(compiled, x)
+        exact = copy.deepcopy(network).double()(x.double())
+    assert relative_error(y.double(), exact) < 1e-5
+    assert compiled.report.concatenations == {"": 1}
+    assert "empty_strided_cpu((2, 8, 7, 5), (280, 1, 40, 8)" in "".join(code)
+    assert "empty_strided_cpu((2, 8, 7, 5), (280, 35, 5, 1)" not in "".join(code)
 
 
 def test_inductor_reads_and_writes_one_tensor():

@@ -46,8 +46,8 @@ def codes(module: fastconv.FusedModule) -> list[str]:
     return sorted(code for code, count in module.report.concatenations.items() for _ in range(count))
 
 
-# What differs from graphs that Inductor lowers: a list of one value is a concatenation here, what reads a value in
-# eager calls may not take a range, and a layer that is called twice is one.
+# What differs from graphs that Inductor lowers, which computes values where they are copied to: a list of one value is
+# a concatenation here, what reads a value in eager calls may not take a range, and a layer that is called twice is one.
 DIFFERENT = {
     "dense block": (["", "", "", ""], 4),
     "skip connection": (["producers"], 0),
@@ -59,6 +59,8 @@ DIFFERENT = {
     "a chain from the input": ([""] * 2, 2),
     "a chain of chains": ([""] * 4, 3),
     "a residual in a narrower tensor": (["", ""], 3),
+    "a sum that nobody else computes": (["producers"], 0),
+    "resized": (["producers"], 0),
 }
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from fastconv import ops
-from fastconv.rewrites import branches, choosing, concatenation, patterns
+from fastconv.rewrites import branches, choosing, concatenation, patterns, widening
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Concatenation as Concatenation
 from fastconv.rewrites.convolution import GroupNorm as GroupNorm
@@ -150,6 +150,7 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
             node.meta["fastconv"] = taken
     left = apply(graph, (branches.BRANCHES, *patterns.FUSING), asked, edit)
     concatenations = concatenation.concatenate(graph, asked, edit)
+    widening.widen(graph, asked, edit)
     apply(graph, choosing.CHOOSING, asked, edit)
     graph.eliminate_dead_code()  # norms before convolutions
     names = {node.name for node in graph.nodes}

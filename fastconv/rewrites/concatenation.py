@@ -201,10 +201,17 @@ def is_sum(node: fx.Node) -> bool:
     return all(isinstance(x, Tensor) and (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device) for x in values)
 
 
-def _is_made_there(part: fx.Node) -> bool:
+def is_made_there(part: fx.Node) -> bool:
     """Whether Inductor may compute the value where it is copied to, and nowhere else."""
     is_extern = part.target is aten.convolution.default or call_of(part) is not None or "spelled" in part.meta
     return part.op == "call_function" and not is_extern
+
+
+def _is_made_for_kernels(buffer: _Buffer) -> bool:
+    """Whether Inductor computes parts that convolutions of ours read in channels_last: concatenating them, it computes
+    each one in the format that it likes, which may be the other one, and copies them."""
+    calls = [call for each in buffer.lists for call in map(call_of, each.node.users) if call is not None]
+    return any(map(is_made_there, buffer.whole.parts)) and any(map(is_channels_last, calls))
 
 
 def is_upsampling(node: Any) -> bool:
@@ -224,7 +231,11 @@ class _Places:
         while made is None or len(made) < len(self.buffers):
             self.buffers = buffers if made is None else made
             self._place()
-            made = [buffer for buffer in self.buffers if not all(map(is_sum, self._direct_in(buffer)))]
+            made = [
+                buffer
+                for buffer in self.buffers
+                if not all(map(is_sum, self._direct_in(buffer))) or _is_made_for_kernels(buffer)
+            ]
 
     def _place(self) -> None:
         # By part: the tensor where it stands; of two, the first one.
@@ -286,7 +297,7 @@ class _Places:
         if part in self.direct:
             return users
         users = [user for user in users if _takes_range(user, part, channels)]
-        made_there = _is_made_there(part)
+        made_there = is_made_there(part)
         return [user for user in users if (self._is_direct(user, channels) if _adds(user, part) else made_there)]
 
 
@@ -314,7 +325,7 @@ def _rewrite(graph: fx.Graph, buffer: _Buffer, places: _Places, now: dict[fx.Nod
             readers = places.readers(part, tensor) if value is part else []
             if readers:
                 new = _range(edit, tensor, begin, value_of(part))
-                if part in places.direct or _is_made_there(part):
+                if part in places.direct or is_made_there(part):
                     now[part] = new
                 edit.replace(part, new, readers)
         at = following.prev

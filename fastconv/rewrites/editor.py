@@ -109,6 +109,10 @@ class Editor:
         with self._computing():
             return target(*values, **named)
 
+    def evaluate_call(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """The value that a node of `emit` would have."""
+        return self.evaluate(target, args, kwargs)
+
     def emit(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A call of an operator where the graph inserts."""
         node = self.graph.call_function(target, args, kwargs)

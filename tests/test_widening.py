@@ -1,0 +1,129 @@
+"""Frozen convolutions whose channels are no whole accesses: what gets channels of zeros, and values against float64."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from concatenating import cat, model
+from layers import relative_error
+from rewriting import OURS, check, compiled, on_a_gpu
+from torch import Tensor
+
+import fastconv
+from fastconv import ops
+from fastconv.rewrites import widening
+from fastconv.rewrites.convolution import plan_of, problem_of
+
+aten = torch.ops.aten
+FROZEN = replace(OURS, packed=True, scatters=True)
+
+
+@pytest.fixture(autouse=True)
+def costs(full_precision, monkeypatch):
+    """What the rewrite does does not hang on this machine's costs: here each unaligned end of a convolution costs."""
+
+    def aligned(call: Any, **around: Any) -> Any:
+        problem = problem_of(call, **around)
+        return {"cost_us": 100.0 * (problem.c % 4 != 0) + 100.0 * (problem.k % 4 != 0)}
+
+    monkeypatch.setattr(widening, "plan_of", aligned)
+
+
+def narrow(forward: Any) -> Any:
+    """Convolutions from 8 channels to 6, and from 14 (`wide`) or 20 (`wider`) to 8."""
+    return model(forward, 6)
+
+
+def picture(k: int = 8) -> Tensor:
+    return torch.randn(2, k, 7, 5).contiguous(memory_format=torch.channels_last)
+
+
+def back(m: Any, y: Tensor) -> Tensor:
+    """From 6 channels to 6."""
+    return F.conv2d(y, m.a.weight[:, :6], m.b.bias, padding=1)
+
+
+# The model, how many of its convolutions have wider filters, how many values are copied to be wider.
+CASES = {
+    "output and input": (lambda m, x: back(m, F.relu(m.a(x))).exp(), 2, 0),
+    "another reader": (lambda m, x: back(m, y := m.a(x)).sin() * y, 2, 0),
+    "residual": (lambda m, x: F.relu(back(m, y := F.relu(m.a(x))) + y).exp(), 2, 0),
+    "block of what Inductor computes": (lambda m, x: (back(m, F.relu(back(m, y := x[:, :6].cos()))) + y).exp(), 2, 1),
+    "returned": (lambda m, x: m.a(x), 0, 0),
+    "input, returned": (lambda m, x: back(m, m.a(x)), 1, 0),
+    "concatenated": (lambda m, x: m.wide(cat(x, m.a(x))), 2, 1),
+    "aligned": (lambda m, x: m.up(x).exp(), 0, 0),
+}
+
+
+def wider(backend: Any) -> int:
+    calls = [
+        node for graph in backend.graphs for node in graph.find_nodes(op="call_function", target=ops.pack_weight_op)
+    ]
+    return sum(node.args[0].target is aten.constant_pad_nd.default for node in calls)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values(name):
+    forward, widened, copied = CASES[name]
+    backend = check(narrow(forward), picture(), FROZEN)
+    assert (wider(backend), backend.count(ops.channel_scatter_op)) == (widened, 2 * copied)
+
+
+def test_only_frozen_weights_of_one_group_in_channels_last():
+    forward = CASES["output and input"][0]
+    assert wider(check(narrow(forward), picture(), OURS)) == 0
+    assert wider(check(narrow(forward), picture(), FROZEN, dynamic=True)) == 0
+    assert (
+        wider(check(narrow(lambda m, x: F.conv2d(x[:, :6], m.a.weight[:, :3], groups=2).exp()), picture(), FROZEN)) == 0
+    )
+
+
+def test_what_costs_more_stays(monkeypatch):
+    monkeypatch.setattr(widening, "plan_of", lambda call: {"cost_us": 1.0 * problem_of(call).k})
+    assert wider(check(narrow(CASES["output and input"][0]), picture(), FROZEN)) == 0
+
+
+def test_values_that_are_not_finite_stay_where_they_are():
+    m, x = narrow(CASES["output and input"][0]).eval(), picture()
+    x[0, 3, 2, 2] = torch.nan
+    function, backend = compiled(m, FROZEN)
+    with torch.no_grad():
+        torch.testing.assert_close(function(x), m(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+    assert wider(backend) == 2
+
+
+@pytest.mark.parametrize(("dtype", "channels"), [(torch.float16, 24), (torch.float32, 20)])
+def test_hrnets_branch_on_a_gpu(monkeypatch, dtype, channels):
+    """18 channels of 56x56 pixels: the planner takes kernels for whole accesses, no value is copied,
+    and the last one, for which it is all the same, writes 18."""
+    monkeypatch.setattr(widening, "plan_of", plan_of)
+
+    class Branch(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Conv2d(64, 18, 3, padding=1)
+            self.a, self.b, self.c = (torch.nn.Conv2d(18, 18, 3, padding=1) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x).relu()
+            return self.c((self.b(self.a(y).relu()) + y).relu()).exp()
+
+    asked = replace(FROZEN, algorithm="auto", precision="tf32" if dtype is torch.float32 else None)
+    graph = on_a_gpu(Branch(), (64, 64, 56, 56), dtype, asked=asked)
+    calls = graph.find_nodes(op="call_function", target=ops.conv2d_packed_op)
+    assert [node.meta["val"].shape[1] for node in calls] == [channels] * 3 + [18]
+    assert not graph.find_nodes(op="call_function", target=ops.channel_scatter_op)
+
+
+def test_with_inductor():
+    network, x = narrow(CASES["residual"][0]).eval(), picture()
+    function = fastconv.compile(network, "fp32", algorithm="implicit_gemm", frozen=True)
+    torch._dynamo.reset()
+    with torch.no_grad(), torch.compiler.config.patch(force_disable_caches=True):
+        y = function(x)
+        exact = copy.deepcopy(network).double()(x.double())
+    assert relative_error(y.double(), exact) < 1e-5
