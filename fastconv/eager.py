@@ -63,7 +63,7 @@ class LayerState:
 
     __slots__ = (
         "__weakref__", "algorithm", "calls", "checked", "elsewhere", "frozen", "latest", "layers", "limits", "lock",
-        "max_error", "max_workspace", "precision", "resolved",
+        "max_error", "max_workspace", "precision", "resolved", "text",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +78,7 @@ class LayerState:
         # What the operators get for them: the environment's settings do not change.
         self.resolved = settings.resolve_algorithm(algorithm)
         self.limits = settings.resolve_limits(max_error, max_workspace, self.resolved)
+        self.text = f"{self.resolved} {precision} {self.limits.max_error} {self.limits.max_workspace}"
         self.layers: dict[Settings, int] = {}
         self.calls: dict[tuple[int, int], int] = {}  # by layer and mode: what autograd's record takes
         self.latest: tuple[Settings | None, int] = None, 0  # of the most recent call
