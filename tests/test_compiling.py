@@ -204,15 +204,15 @@ def test_settings_of_compiled_calls_are_one_text() -> None:
     x, w = torch.randn(2, 4, 7, 8), torch.randn(8, 4, 3, 3)
     geometry = [1, 1, 1, 1, 1, 1, 1]
     for slope, max_error in ((0.01, None), (1 / 3, 3.5)):
-        text = ops.compiled_settings("im2col_gemm", "fp32", "leaky_relu", slope, 4, False, True, max_error, 1 << 40)
-        y = ops.conv2d_compiled_op(x, w, None, None, geometry, text)
+        text = ops.compiled_settings(geometry, "im2col_gemm", "fp32", "leaky_relu", slope, 4, False, True, max_error, 1 << 40)
+        y = ops.conv2d_compiled_op(x, w, None, None, text)
         z = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
         exact = torch.nn.functional.max_pool2d(torch.nn.functional.leaky_relu(z, slope), 2)
         assert relative_error(y.double(), exact) < 1e-6
-        assert ops.conv2d_compiled_op(*(t.to("meta") for t in (x, w)), None, None, geometry, text).shape == y.shape
+        assert ops.conv2d_compiled_op(*(t.to("meta") for t in (x, w)), None, None, text).shape == y.shape
     for wrong in ("", "auto fp32 none", text + " 1", text.replace("4", "four", 1)):
         with pytest.raises(RuntimeError, match=r"settings are '.*expected algorithm, precision"):
-            ops.conv2d_compiled_op(x, w, None, None, geometry, wrong)
+            ops.conv2d_compiled_op(x, w, None, None, wrong)
 
 
 def test_what_is_kept_on_disk_is_of_these_operators() -> None:
