@@ -28,7 +28,6 @@ _is_transformed = torch._C._are_functorch_transforms_active
 _switches = settings.switches
 _convolution = ops.conv2d_op
 _strided = torch.strided
-_tuple = tuple
 Parameter = nn.Parameter
 
 # torch.fx records the convolution as one call instead of tracing into its argument checks.
@@ -125,18 +124,18 @@ class Conv2d(Layer, nn.Conv2d):
         padding, dtype = self.padding, x.dtype
         if (
             residual is None and not max_pool and x.dim() == 4 and self.padding_mode == "zeros"
-            and padding.__class__ is _tuple and x.__class__ is Tensor and weight.__class__ is Parameter
-            and (bias is None or bias.__class__ is Parameter) and x.layout is _strided
+            and type(padding) is tuple and type(x) is Tensor and type(weight) is Parameter
+            and (bias is None or type(bias) is Parameter) and x.layout is _strided
             and dtype.is_floating_point and dtype.itemsize > 1 and (x.is_cuda or x.is_cpu)
             and not _is_transformed() and _switches.dual_level < 0
         ):  # fmt: skip
-            algorithm, precision, *limits = self._fastconv.text.split()
+            algorithm, precision, max_error, max_workspace = self._fastconv.text.split()
             if precision == "None":  # of half types every class is the same
                 precision = settings.resolve_precision(None, x.is_cuda) if dtype.itemsize == 4 else "fp32"
-            max_error, max_workspace = (None if text == "None" else float(text) for text in limits)
             return _convolution(
                 x, weight, bias, None, self.stride, padding, self.dilation, self.groups, algorithm, precision,
-                activation, slope, _switches.backend_flags, max_error, max_workspace,
+                activation, slope, _switches.backend_flags, None if max_error == "None" else float(max_error),
+                None if max_workspace == "None" else int(max_workspace),
             )  # fmt: skip
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0, 0)
