@@ -76,7 +76,9 @@ def conv2d(
     ones. In forward-mode differentiation (`torch.func.jvp`), and where `torch.compile` traces a transform of
     `torch.func`, it runs whatever the algorithm asked for.
     """
-    asked = stride, padding, dilation, groups, algorithm, precision, max_error, max_workspace, activation, negative_slope
+    asked = (
+        stride, padding, dilation, groups, algorithm, precision, max_error, max_workspace, activation, negative_slope,
+    )  # fmt: skip
     is_plain = residual_after is False and max_pool is False and not _is_compiling()
     if is_plain and not settings.log_calls:
         y = _again(input, weight, bias, residual, asked)

@@ -84,14 +84,14 @@ bool set_sizes(ConvProblem& problem, const Sizes4& input, const Sizes4& weight) 
                            problem.dilation_w > 0 && problem.groups > 0 && problem.pad_h >= 0 && problem.pad_w >= 0 &&
                            problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2;
   return is_geometry && problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
-         problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 &&
-         problem.c == weight[1] * problem.groups &&
+         problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 && problem.c == weight[1] * problem.groups &&
          problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
          problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w) &&
          (!problem.max_pool || (problem.p() >= 2 && problem.q() >= 2));
 }
 
-// What a call's tensors, of which `input` is the one that is read, say beside their sizes. channels_last: of the weight.
+// What a call's tensors, of which `input` is the one that is read, say beside their sizes. channels_last: of the
+// weight.
 void set_kind(ConvProblem& problem, const Tensor& input, bool channels_last, const std::optional<Tensor>& bias,
               AccuracyClass accuracy) {
   problem.dtype = dtype_of(input);

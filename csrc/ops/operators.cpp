@@ -223,8 +223,8 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
   return run(input, nullptr, &packed, problem, arguments);
 }
 
-// What is no tensor of a call from Inductor's code, as one text: an argument of an operator, and each element of a list,
-// takes longer from Python than all that is done here.
+// What is no tensor of a call from Inductor's code, as one text: an argument of an operator, and each element of a
+// list, takes longer from Python than all that is done here.
 struct CompiledSettings {
   std::string algorithm, precision, activation;
   double negative_slope = 0.0;
@@ -263,8 +263,7 @@ const CompiledSettings& settings_of_text(const std::string& text, std::size_t co
   if (max_error != "None") s.max_error = std::stod(max_error);
   if (max_workspace != "None") s.max_workspace = std::stoll(max_workspace);
   const auto g = s.sizes.end() - 7;
-  s.problem =
-      settings_of({g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], limits_of(s.max_error, s.max_workspace));
+  s.problem = settings_of({g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], limits_of(s.max_error, s.max_workspace));
   s.problem.activation = activation_from_name(s.activation);
   s.problem.negative_slope = static_cast<float>(s.negative_slope);
   s.problem.residual = s.residual_after ? Residual::after : Residual::before;  // of calls that have one
@@ -370,8 +369,7 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
       "conv2d_packed(Tensor input, Tensor packed, SymInt[] weight_shape, Tensor? bias, Tensor? residual, "
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, "
       "str precision, str activation, float negative_slope, bool residual_after=False, bool max_pool=False) -> Tensor");
-  library.def(
-      "conv2d_compiled(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str settings) -> Tensor");
+  library.def("conv2d_compiled(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str settings) -> Tensor");
   library.def(
       "conv2d_packed_compiled(Tensor input, Tensor packed, Tensor? bias, Tensor? residual, bool channels_last, "
       "str settings) -> Tensor");
