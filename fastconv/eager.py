@@ -9,6 +9,7 @@ promises not to change, is compared once.
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections.abc import Callable
@@ -39,6 +40,13 @@ _tracing_state = torch._C._get_tracing_state
 Settings = tuple[Any, ...]
 
 
+def _is_constant(value: Any) -> bool:
+    """Whether the object always has that value."""
+    if type(value) is tuple:
+        return all(type(element) is int for element in value)
+    return value is None or type(value) in (int, float, str)
+
+
 def _geometry(key: Settings) -> tuple[int, ...]:
     """Stride, padding and dilation, each of height and width, and groups."""
     _, stride, padding, dilation, groups, *_ = key
@@ -54,8 +62,8 @@ class LayerState:
     """
 
     __slots__ = (
-        "__weakref__", "algorithm", "calls", "elsewhere", "frozen", "latest", "layers", "limits", "lock", "max_error",
-        "max_workspace", "precision", "resolved",
+        "__weakref__", "algorithm", "calls", "checked", "elsewhere", "frozen", "latest", "layers", "limits", "lock",
+        "max_error", "max_workspace", "precision", "resolved", "text",
     )  # fmt: skip
 
     def __init__(
@@ -70,9 +78,11 @@ class LayerState:
         # What the operators get for them: the environment's settings do not change.
         self.resolved = settings.resolve_algorithm(algorithm)
         self.limits = settings.resolve_limits(max_error, max_workspace, self.resolved)
+        self.text = f"{self.resolved} {precision} {self.limits.max_error} {self.limits.max_workspace}"
         self.layers: dict[Settings, int] = {}
         self.calls: dict[tuple[int, int], int] = {}  # by layer and mode: what autograd's record takes
         self.latest: tuple[Settings | None, int] = None, 0  # of the most recent call
+        self.checked: tuple[tuple[Any, ...], Settings] | None = None  # what conv2d was asked for last, and its key
         self.elsewhere: tuple[str, tuple[int, ...]] | None = None  # that call's algorithm and shape, if conv2d ran it
         self.lock = threading.Lock()
 
@@ -91,6 +101,11 @@ class LayerState:
             self.latest = key, layer
         self.elsewhere = None
         return layer
+
+    def keep_call(self, asked: tuple[Any, ...], key: Settings) -> None:
+        """For `known_call`, which compares objects: what could change its value is not kept."""
+        if all(_is_constant(value) for value in asked):
+            self.checked = asked, key
 
     def new_layer(self, key: Settings) -> int:
         algorithm, *_, activation, slope, limits, after, max_pool, extra = key
@@ -311,6 +326,16 @@ def state_of(weight: Tensor) -> LayerState | None:
         state = LayerState()
         _seen[key] = found, state
     return state
+
+
+def known_call(weight: Tensor, asked: tuple[Any, ...]) -> tuple[LayerState, Settings] | None:
+    """State and key of a call of `fastconv.conv2d`, if the arguments are, object for object, those of the last one with
+    this weight."""
+    found, state = _seen.get(id(weight), (None, None))
+    if state is None or state.checked is None or found is None or found() is not weight:
+        return None
+    before, key = state.checked
+    return (state, key) if all(map(operator.is_, before, asked)) else None
 
 
 def _forget(key: int, reference: weakref.ref[Tensor]) -> None:

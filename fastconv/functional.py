@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastconv import ops, settings
-from fastconv.eager import convolve, is_eager, needs_gradient, state_of
+from fastconv.eager import Settings, convolve, is_eager, known_call, needs_gradient, state_of
 from fastconv.ops import autograd, plain
 from fastconv.ops.geometry import integer, pair
 from fastconv.tensors import PLAIN, is_foreign
@@ -76,6 +76,14 @@ def conv2d(
     ones. In forward-mode differentiation (`torch.func.jvp`), and where `torch.compile` traces a transform of
     `torch.func`, it runs whatever the algorithm asked for.
     """
+    asked = (
+        stride, padding, dilation, groups, algorithm, precision, max_error, max_workspace, activation, negative_slope,
+    )  # fmt: skip
+    is_plain = residual_after is False and max_pool is False and not _is_compiling()
+    if is_plain and not settings.log_calls:
+        y = _again(input, weight, bias, residual, asked)
+        if y is not None:
+            return y
     _require_tensor("input", input)
     _require_tensor("weight", weight)
     if bias is not None:
@@ -108,18 +116,34 @@ def conv2d(
 
     y = resolved_conv2d(
         x, weight, bias, residual, geometry, algorithm, precision, activation, float(negative_slope), limits,
-        residual_after, max_pool,
+        residual_after, max_pool, asked if is_plain and not isinstance(padding, str) else None,
     )  # fmt: skip
     return y.squeeze(0) if input.dim() == 3 else y
+
+
+def _again(
+    input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, asked: tuple[Any, ...]
+) -> Tensor | None:
+    """`conv2d` with arguments that were checked when this weight was met last; None if they were not, or it is not for
+    what is kept of that call to compute."""
+    known = known_call(weight, asked)
+    if known is None or not is_eager(input, weight, bias, residual) or input.layout is not torch.strided:
+        return None
+    state, key = known
+    precision = asked[5]
+    # Of half types every class is the same.
+    its = settings.resolve_precision(precision, input.is_cuda) if input.dtype is torch.float32 else "fp32"
+    return convolve(state, input, weight, bias, residual, key, its, precision is None)
 
 
 def resolved_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Sequence[Any], algorithm: str,
     precision: str, activation: str, negative_slope: float, limits: settings.Limits, residual_after: bool,
-    max_pool: bool,
+    max_pool: bool, asked: tuple[Any, ...] | None = None,
 ) -> Tensor:  # fmt: skip
     """`conv2d` of a batch, with arguments as the operators get them. In a function that `torch.compile` traces every
-    name that is read is a guard, which every call of the compiled code pays for."""
+    name that is read is a guard, which every call of the compiled code pays for. asked: for `_again`, if that may
+    compute the next call."""
     refused = _refused(x, weight, bias, residual)
     if refused is not None:
         if algorithm not in ("auto", "torch"):
@@ -133,8 +157,9 @@ def resolved_conv2d(
         if settings.log_calls:
             _log(x, weight, geometry, algorithm, precision, activation)
         y = _by_layer(
-            x, weight, bias, inside, geometry, algorithm, precision, activation, negative_slope, limits, after, pools
-        )
+            x, weight, bias, inside, geometry, algorithm, precision, activation, negative_slope, limits, after, pools,
+            asked=asked,
+        )  # fmt: skip
     if y is None:
         y = autograd.conv2d(
             x, weight, bias, inside, *geometry, algorithm, precision, activation, negative_slope,
@@ -148,7 +173,7 @@ def resolved_conv2d(
 def _by_layer(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Sequence[Any], algorithm: str,
     precision: str, activation: str, negative_slope: float, limits: settings.Limits, residual_after: bool,
-    max_pool: bool, output_padding: Sequence[int] | None = None,
+    max_pool: bool, output_padding: Sequence[int] | None = None, asked: tuple[Any, ...] | None = None,
 ) -> Tensor | None:  # fmt: skip
     """The call by what is kept for its weight; None if the weight is new, or the general operator has to do it."""
     if not is_eager(x, weight, bias, residual):
@@ -158,10 +183,12 @@ def _by_layer(
         return None
     stride, padding, dilation, groups = geometry
     slope = negative_slope if activation == "leaky_relu" else 0.0
-    key = (
+    key: Settings = (
         algorithm, tuple(stride), tuple(padding), tuple(dilation), groups, activation, slope, limits, residual_after,
         max_pool, None if output_padding is None else tuple(output_padding),
     )  # fmt: skip
+    if asked is not None:
+        state.keep_call(asked, key)
     return convolve(state, x, weight, bias, residual, key, precision)
 
 

@@ -200,8 +200,10 @@ def _register_backend() -> None:
 def _register_lowerings() -> None:
     """Inductor's code runs below autograd: in place of the operators, whose gradients are Python's and cost every call
     that way, it calls the ones without."""
+    import sympy
     from torch._inductor import ir, lowering
     from torch._library.utils import get_layout_constraint_tag
+    from torch.utils._pytree import tree_leaves
 
     def register(operator: Any, lowered: Callable[..., Any]) -> None:
         lowering.add_needs_realized_inputs(operator)
@@ -213,31 +215,42 @@ def _register_lowerings() -> None:
     plain = lowering.fallback_handler(ops.conv2d_compiled_op)
     packing = lowering.fallback_handler(ops.conv2d_packed_compiled_op)
 
+    def without_symbols(operator: Any, lowered: Callable[..., Any]) -> Callable[..., Any]:
+        """`lowered`, which makes a text of sizes; the operator itself where a size is not known yet."""
+        general = lowering.fallback_handler(operator, add_to_fallback_set=False)
+
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            is_open = any(isinstance(arg, sympy.Expr) and arg.free_symbols for arg in tree_leaves(args))
+            return (general if is_open else lowered)(*args, **kwargs)
+
+        return choose
+
     def conv2d(
         input: Any, weight: Any, bias: Any, residual: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
         algorithm: str, precision: str, activation: str, slope: float, flags: int, max_error: float | None = None,
         max_workspace: int | None = None, residual_after: bool = False, max_pool: bool = False,
     ) -> Any:  # fmt: skip
+        sizes = [*stride, *padding, *dilation, groups]
         rest = (flags, residual_after, max_pool, max_error, max_workspace)
-        settings = ops.compiled_settings(algorithm, precision, activation, slope, *rest)
-        return plain(input, weight, bias, residual, [*stride, *padding, *dilation, groups], settings)
+        settings = ops.compiled_settings(sizes, algorithm, precision, activation, slope, *rest)
+        return plain(input, weight, bias, residual, settings)
 
     def conv2d_packed(
         input: Any, packed: Any, shape: Any, bias: Any, residual: Any, stride: Any, padding: Any, dilation: Any,
         groups: Any, channels_last: bool, algorithm: str, precision: str, activation: str, slope: float,
         residual_after: bool = False, max_pool: bool = False,
     ) -> Any:  # fmt: skip
-        settings = ops.compiled_settings(algorithm, precision, activation, slope, 0, residual_after, max_pool)
-        geometry = [*shape, *stride, *padding, *dilation, groups]
-        return packing(input, packed, bias, residual, geometry, channels_last, settings)
+        sizes = [*shape, *stride, *padding, *dilation, groups]
+        settings = ops.compiled_settings(sizes, algorithm, precision, activation, slope, 0, residual_after, max_pool)
+        return packing(input, packed, bias, residual, channels_last, settings)
 
     # Code that another version of these operators was lowered to must not come out of a cache on disk, whose keys know
     # the graph alone.
     schemas = [str(operator._schema) for operator in ops.compiled_operators]
     torch.compiler.config.cache_key_tag += f" fastconv {hashlib.sha256(repr(schemas).encode()).hexdigest()[:16]}"
 
-    register(ops.conv2d_op, conv2d)
-    register(ops.conv2d_packed_op, conv2d_packed)
+    register(ops.conv2d_op, without_symbols(ops.conv2d_op, conv2d))
+    register(ops.conv2d_packed_op, without_symbols(ops.conv2d_packed_op, conv2d_packed))
     register(ops.conv_transpose2d_op, lowering.fallback_handler(ops.conv_transpose2d_compiled_op))
 
     # In place: of what `fastconv.rewrites` makes, every later value of a tensor holds all earlier ones.

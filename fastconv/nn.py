@@ -22,7 +22,14 @@ from fastconv.tensors import is_plain
 
 __all__ = ["Conv2d", "FusedConv2d", "MaxPool2d", "Upsample", "refresh"]
 
+# What `torch.compile` meets, by names of this module: each step to a name is a guard.
 _is_compiling = torch.compiler.is_compiling
+_is_transformed = torch._C._are_functorch_transforms_active
+_switches = settings.switches
+_convolution = ops.conv2d_op
+_strided = torch.strided
+_is_autocast = torch._C._is_any_autocast_enabled
+Parameter = nn.Parameter
 
 # torch.fx records the convolution as one call instead of tracing into its argument checks.
 torch.fx.wrap("conv2d")
@@ -87,13 +94,15 @@ class Conv2d(Layer, nn.Conv2d):
         max_pool: bool,
     ) -> Tensor:  # fmt: skip
         """activation(conv(input) + bias + residual), or the residual or a 2x2 max-pool behind the activation"""
+        if _is_compiling():
+            return self._traced(input, residual, activation, slope, residual_after, max_pool)
         state = self._fastconv
         weight, bias = self._weight_and_bias()
         x, padding = input, self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0, 0)
         # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
-        if _is_compiling() or not is_eager(x, weight, bias, residual) or "_is_replica" in self.__dict__:
+        if not is_eager(x, weight, bias, residual) or "_is_replica" in self.__dict__:
             return self._plain(x, weight, bias, padding, residual, activation, slope, residual_after, max_pool)
         if type(padding) is not tuple:
             x, padding = explicit_padding(x, weight, padding, self.dilation)
@@ -106,6 +115,42 @@ class Conv2d(Layer, nn.Conv2d):
             last = ops.last_call()
             state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
         return y
+
+    def _traced(
+        self, x: Tensor, residual: Tensor | None, activation: str, slope: float, residual_after: bool, max_pool: bool,
+    ) -> Tensor:  # fmt: skip
+        """`_convolve` where `torch.compile` traces it. Every name that is read is a guard, which every call of the
+        compiled code pays for (docs/log/118-host.md): the common call reads few, and none of another module."""
+        weight, bias = self._weight_and_bias()
+        padding, dtype = self.padding, x.dtype
+        if (
+            not (max_pool or residual_after) and x.dim() == 4 and self.padding_mode == "zeros"
+            and type(padding) is tuple and type(x) is Tensor and type(weight) is Parameter
+            and (bias is None or type(bias) is Parameter) and x.layout is _strided
+            and dtype.is_floating_point and dtype.itemsize > 1 and (x.is_cuda or x.is_cpu)
+            and not _is_transformed() and _switches.dual_level < 0
+            and (residual is None or self._is_output(residual, x, weight))
+        ):  # fmt: skip
+            algorithm, precision, max_error, max_workspace = self._fastconv.text.split()
+            if precision == "None":  # of half types every class is the same
+                precision = settings.resolve_precision(None, x.is_cuda) if dtype.itemsize == 4 else "fp32"
+            return _convolution(
+                x, weight, bias, residual, self.stride, padding, self.dilation, self.groups, algorithm, precision,
+                activation, slope, _switches.backend_flags, None if max_error == "None" else float(max_error),
+                None if max_workspace == "None" else int(max_workspace),
+            )  # fmt: skip
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0, 0)
+        return self._plain(x, weight, bias, padding, residual, activation, slope, residual_after, max_pool)
+
+    def _is_output(self, residual: Any, x: Tensor, weight: Tensor) -> bool:
+        """Whether the residual of a traced call is of the output's shape and type."""
+        if type(residual) is not Tensor or residual.dtype != x.dtype or residual.device != x.device:
+            return False
+        padding: Any = self.padding
+        pairs = zip(x.shape[2:], weight.shape[2:], self.stride, padding, self.dilation, strict=True)
+        sizes = [(size + 2 * p - d * (r - 1) - 1) // step + 1 for size, r, step, p, d in pairs]
+        return not _is_autocast() and list(residual.shape) == [x.shape[0], weight.shape[0], *sizes]
 
     def _key(
         self, x: Tensor, padding: Any, activation: str, slope: float, residual_after: bool, max_pool: bool
@@ -154,13 +199,6 @@ class Conv2d(Layer, nn.Conv2d):
         slope: float, residual_after: bool, max_pool: bool,
     ) -> Tensor:  # fmt: skip
         state = self._fastconv
-        if _is_compiling() and type(padding) is tuple and x.dim() == 4 and residual is None:
-            geometry = self.stride, padding, self.dilation, self.groups
-            precision = settings.resolve_precision(state.precision, x.is_cuda)
-            return functional.resolved_conv2d(
-                x, weight, bias, None, geometry, state.resolved, precision, activation, slope, state.limits, False,
-                max_pool,
-            )  # fmt: skip
         arguments = (x, weight, bias, self.stride, padding, self.dilation, self.groups)
         if residual is None and activation == "none" and not max_pool:
             return conv2d(

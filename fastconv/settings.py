@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from fastconv import _C
 
@@ -168,6 +169,9 @@ class _Switches(ModuleType):
     module: compiled code is compiled again when a switch changes."""
 
     _cudnn: Any = torch.backends.cudnn
+    _forward_ad: Any = forward_ad
+
+    dual_level = property(attrgetter("_forward_ad._current_level"))  # of forward-mode differentiation; -1 outside of it
 
     # "tf32", "ieee", "none" or "bf16". Only the per-operation switch answers whatever mix of old and new API set it:
     # `allow_tf32` raises. A C function reads it: torch 2.10 compiles Python functions that checking a guard runs,

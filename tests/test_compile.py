@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 import fastconv
-from fastconv import settings
+from fastconv import ops, settings
 
 
 class Network(torch.nn.Module):
@@ -56,6 +56,51 @@ def test_compiled_code_follows_the_switches():
             assert frames.frame_count == count
     finally:
         cudnn.benchmark = before
+
+
+LAYERS = {
+    "layer": (fastconv.Conv2d, {}, None),
+    "without a bias": (fastconv.Conv2d, {"bias": False, "stride": (2, 1), "dilation": 2}, None),
+    "activation": (fastconv.FusedConv2d, {"activation": "leaky_relu", "negative_slope": 1 / 3}, None),
+    "residual": (fastconv.FusedConv2d, {"activation": "relu", "stride": 2}, (2, 6, 4, 5)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_is_one_operator_of_its_settings(name, dtype):
+    kind, arguments, residual = LAYERS[name]
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    layer = kind(3, 6, 3, padding=1, algorithm="im2col_gemm", max_workspace=1 << 40, max_error=2.5, **arguments)
+    layer = layer.to(dtype).eval()
+    inputs = [torch.randn(shape, dtype=dtype) for shape in ((2, 3, 7, 9), residual) if shape is not None]
+    found = torch.compile(layer, fullgraph=True, backend=backend)(*inputs)
+    assert torch.equal(found, layer(*inputs))
+    *_, node, output = graphs[0].graph.nodes
+    assert node.target is ops.conv2d_op
+    assert output.all_input_nodes == [node]
+    assert (node.args[3] is None) == (residual is None)
+    pairs = [tuple(each) for each in node.args[4:7]]
+    assert pairs == [tuple(layer.stride), tuple(layer.padding), tuple(layer.dilation)]
+    assert node.args[8:10] == ("im2col_gemm", "fp32")
+    assert node.args[13:15] == (2.5, 1 << 40)
+
+
+@pytest.mark.parametrize("shape", [(6, 7, 9), (6, 1, 1), (1, 6, 7, 9), (2, 6, 7, 9)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_a_residual_that_is_broadcast_or_promoted(shape, dtype, padding):
+    torch._dynamo.reset()
+    layer = fastconv.FusedConv2d(3, 6, 3, padding=padding, activation="relu", algorithm="im2col_gemm").eval()
+    x, residual = torch.randn(2, 3, 7, 9), torch.randn(shape, dtype=dtype)
+    y = torch.compile(layer, fullgraph=True, backend="eager")(x, residual)
+    torch.testing.assert_close(y, layer(x, residual))
 
 
 @pytest.mark.parametrize("before", ["ieee", "tf32"])

@@ -204,15 +204,30 @@ def test_settings_of_compiled_calls_are_one_text() -> None:
     x, w = torch.randn(2, 4, 7, 8), torch.randn(8, 4, 3, 3)
     geometry = [1, 1, 1, 1, 1, 1, 1]
     for slope, max_error in ((0.01, None), (1 / 3, 3.5)):
-        text = ops.compiled_settings("im2col_gemm", "fp32", "leaky_relu", slope, 4, False, True, max_error, 1 << 40)
-        y = ops.conv2d_compiled_op(x, w, None, None, geometry, text)
+        limits = max_error, 1 << 40
+        text = ops.compiled_settings(geometry, "im2col_gemm", "fp32", "leaky_relu", slope, 4, False, True, *limits)
+        y = ops.conv2d_compiled_op(x, w, None, None, text)
         z = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
         exact = torch.nn.functional.max_pool2d(torch.nn.functional.leaky_relu(z, slope), 2)
         assert relative_error(y.double(), exact) < 1e-6
-        assert ops.conv2d_compiled_op(*(t.to("meta") for t in (x, w)), None, None, geometry, text).shape == y.shape
-    for wrong in ("", "auto fp32 none", text + " 1", text.replace("4", "four", 1)):
+        assert ops.conv2d_compiled_op(*(t.to("meta") for t in (x, w)), None, None, text).shape == y.shape
+    for wrong in ("", "auto fp32 none", text + " 1", text.rsplit(" ", 1)[0], text.replace("4", "four", 1)):
         with pytest.raises(RuntimeError, match=r"settings are '.*expected algorithm, precision"):
-            ops.conv2d_compiled_op(x, w, None, None, geometry, wrong)
+            ops.conv2d_compiled_op(x, w, None, None, wrong)
+
+
+def test_sizes_that_are_not_known_when_code_is_made(inductor_cache) -> None:
+    """A stride that is an argument: the text cannot have it."""
+
+    def convolve(x: torch.Tensor, w: torch.Tensor, stride: int) -> torch.Tensor:
+        return fastconv.conv2d(x, w, None, stride, stride, algorithm="im2col_gemm")
+
+    torch._dynamo.reset()
+    compiled = torch.compile(convolve, fullgraph=True, dynamic=True)
+    x, w = torch.randn(2, 4, 13, 12), torch.randn(8, 4, 3, 3)
+    for stride in (2, 3, 4):
+        exact = torch.nn.functional.conv2d(x.double(), w.double(), None, stride, stride)
+        assert relative_error(compiled(x, w, stride).double(), exact) < 1e-6
 
 
 def test_what_is_kept_on_disk_is_of_these_operators() -> None:

@@ -74,27 +74,29 @@ bool is_written(const Tensor& out, const ConvProblem& problem) {
   return is_dense && !problem.max_pool && reinterpret_cast<std::uintptr_t>(out.const_data_ptr()) % 16 == 0;
 }
 
+Sizes4 sizes_of(const Tensor& tensor) { return {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)}; }
+
 // Sets the sizes of the convolution of an input with a weight; whether there is one, and something to compute.
-bool set_sizes(ConvProblem& problem, const Sizes4& input, const Tensor& weight) {
+bool set_sizes(ConvProblem& problem, const Sizes4& input, const Sizes4& weight) {
   std::tie(problem.n, problem.c, problem.h, problem.w) = std::tuple_cat(input);
-  problem.k = weight.size(0), problem.r = weight.size(2), problem.s = weight.size(3);
+  problem.k = weight[0], problem.r = weight[2], problem.s = weight[3];
   const bool is_geometry = problem.stride_h > 0 && problem.stride_w > 0 && problem.dilation_h > 0 &&
                            problem.dilation_w > 0 && problem.groups > 0 && problem.pad_h >= 0 && problem.pad_w >= 0 &&
                            problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2;
   return is_geometry && problem.n > 0 && problem.c > 0 && problem.h > 0 && problem.w > 0 && problem.k > 0 &&
-         problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 &&
-         problem.c == weight.size(1) * problem.groups &&
+         problem.r > 0 && problem.s > 0 && problem.k % problem.groups == 0 && problem.c == weight[1] * problem.groups &&
          problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
          problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w) &&
          (!problem.max_pool || (problem.p() >= 2 && problem.q() >= 2));
 }
 
-// What a call's tensors, of which `input` is the one that is read, say beside their sizes.
-void set_kind(ConvProblem& problem, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+// What a call's tensors, of which `input` is the one that is read, say beside their sizes. channels_last: of the
+// weight.
+void set_kind(ConvProblem& problem, const Tensor& input, bool channels_last, const std::optional<Tensor>& bias,
               AccuracyClass accuracy) {
   problem.dtype = dtype_of(input);
   problem.accuracy = effective_accuracy(problem.dtype, accuracy);
-  problem.layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
+  problem.layout = channels_last || suggests_channels_last(input) ? Layout::nhwc : Layout::nchw;
   problem.has_bias = bias.has_value();
 }
 
@@ -116,12 +118,19 @@ bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_
 std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Tensor& weight,
                                       const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                                       AccuracyClass accuracy) {
-  if (input.dim() != 4 || weight.dim() != 4 || !is_alike(input, weight)) return std::nullopt;
+  if (weight.dim() != 4 || !is_alike(input, weight)) return std::nullopt;
+  return problem_of(settings, input, sizes_of(weight), suggests_channels_last(weight), bias, residual, accuracy);
+}
+
+std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Sizes4& weight,
+                                      bool channels_last, const std::optional<Tensor>& bias,
+                                      const std::optional<Tensor>& residual, AccuracyClass accuracy) {
+  if (input.dim() != 4) return std::nullopt;
   ConvProblem problem = settings;
-  set_kind(problem, input, weight, bias, accuracy);
+  set_kind(problem, input, channels_last, bias, accuracy);
   problem.residual = residual_of(residual.has_value(), settings.residual == Residual::after, problem.activation);
   if (problem.max_pool && residual) return std::nullopt;
-  if (!set_sizes(problem, {input.size(0), input.size(1), input.size(2), input.size(3)}, weight)) return std::nullopt;
+  if (!set_sizes(problem, sizes_of(input), weight)) return std::nullopt;
   if (!is_bias(bias, problem.k, input)) return std::nullopt;
   if (residual &&
       !(has_shape(*residual, problem.n, problem.k, problem.p(), problem.q()) && is_alike(input, *residual))) {
@@ -135,9 +144,9 @@ std::optional<ConvProblem> input_gradient_problem(const ConvProblem& settings, c
                                                   const std::optional<Tensor>& bias, AccuracyClass accuracy) {
   if (weight.dim() != 4 || !is_alike(grad, weight)) return std::nullopt;
   ConvProblem problem = settings;
-  set_kind(problem, grad, weight, std::nullopt, accuracy);  // the bias is not the convolution's
+  set_kind(problem, grad, suggests_channels_last(weight), std::nullopt, accuracy);  // its bias is not this one
   problem.residual = Residual::none;
-  const bool fits = set_sizes(problem, input_size, weight) &&
+  const bool fits = set_sizes(problem, input_size, sizes_of(weight)) &&
                     has_shape(grad, problem.n, problem.k, problem.p(), problem.q()) && is_bias(bias, problem.c, grad);
   return fits ? std::optional(problem) : std::nullopt;
 }

@@ -80,6 +80,11 @@ std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor&
                                       const std::optional<Tensor>& bias, const std::optional<Tensor>& residual,
                                       AccuracyClass accuracy);
 
+// The same of a weight [K, C/groups, R, S] that is not at hand. channels_last: it is in that format.
+std::optional<ConvProblem> problem_of(const ConvProblem& settings, const Tensor& input, const Sizes4& weight,
+                                      bool channels_last, const std::optional<Tensor>& bias,
+                                      const std::optional<Tensor>& residual, AccuracyClass accuracy);
+
 // That of the convolution whose input gradient of input_size [N, C, H, W] is asked for, with `bias` [C] added to it.
 std::optional<ConvProblem> input_gradient_problem(const ConvProblem& settings, const Sizes4& input_size,
                                                   const Tensor& grad, const Tensor& weight,

@@ -223,8 +223,8 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
   return run(input, nullptr, &packed, problem, arguments);
 }
 
-// What is neither tensor nor size of a call from Inductor's code, as one text: an argument of an operator takes longer
-// from Python than all that is done here.
+// What is no tensor of a call from Inductor's code, as one text: an argument of an operator, and each element of a
+// list, takes longer from Python than all that is done here.
 struct CompiledSettings {
   std::string algorithm, precision, activation;
   double negative_slope = 0.0;
@@ -232,45 +232,72 @@ struct CompiledSettings {
   bool residual_after = false, max_pool = false;
   std::optional<double> max_error;
   std::optional<std::int64_t> max_workspace;
+  // Of a packed weight its shape; stride, padding and dilation, each for height and width, and groups.
+  IntList sizes;
+  AccuracyClass accuracy{};  // of these the parts of a problem
+  ConvProblem problem;
+
+  // What is read of them behind the problem.
+  Arguments arguments(const std::optional<Tensor>& bias, const std::optional<Tensor>& residual) const {
+    return {bias, residual, {}, {}, {}, 1, algorithm, precision, activation, negative_slope, backend_flags, {}};
+  }
 };
 
-// text: the members in their order, with spaces between them, flags as 0 or 1, what is missing as "None".
-const CompiledSettings& settings_of_text(const std::string& text) {
-  thread_local std::unordered_map<std::string, CompiledSettings> known;  // few: a model's code has a handful
+// text: the members up to `sizes` in their order, with spaces between them, flags as 0 or 1, what is missing as "None".
+// count: of sizes, 7 or 11.
+const CompiledSettings& settings_of_text(const std::string& text, std::size_t count) {
+  thread_local std::unordered_map<std::string, CompiledSettings> known;  // as many as the code of models has
   const auto found = known.find(text);
-  if (found != known.end()) return found->second;
+  if (found != known.end() && found->second.sizes.size() == count) return found->second;
   CompiledSettings s;
   std::istringstream in(text);
   std::string max_error, max_workspace, rest;
   in >> s.algorithm >> s.precision >> s.activation >> s.negative_slope >> s.backend_flags >> s.residual_after >>
       s.max_pool >> max_error >> max_workspace;
-  FASTCONV_REQUIRE(in && !(in >> rest), "settings are '" + text +
-                                            "'; expected algorithm, precision, activation, negative_slope, "
-                                            "backend_flags, residual_after, max_pool, max_error, max_workspace");
+  for (std::int64_t size = 0; s.sizes.size() < count && in >> size;) s.sizes.push_back(size);
+  FASTCONV_REQUIRE(in && !(in >> rest),
+                   "settings are '" + text +
+                       "'; expected algorithm, precision, activation, negative_slope, backend_flags, residual_after, "
+                       "max_pool, max_error, max_workspace and " +
+                       std::to_string(count) + " sizes");
   if (max_error != "None") s.max_error = std::stod(max_error);
   if (max_workspace != "None") s.max_workspace = std::stoll(max_workspace);
-  return known.emplace(text, std::move(s)).first->second;
+  const auto g = s.sizes.end() - 7;
+  s.problem = settings_of({g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], limits_of(s.max_error, s.max_workspace));
+  s.problem.activation = activation_from_name(s.activation);
+  s.problem.negative_slope = static_cast<float>(s.negative_slope);
+  s.problem.residual = s.residual_after ? Residual::after : Residual::before;  // of calls that have one
+  s.problem.max_pool = s.max_pool;
+  s.accuracy = accuracy_from_name(s.precision);
+  return known.insert_or_assign(text, std::move(s)).first->second;
 }
 
 // What Inductor's code calls in place of the two operators: below autograd, whose formula is Python's, and with few
-// arguments. geometry: stride, padding and dilation, each for height and width, and groups; of conv2d_packed behind the
-// weight's shape.
+// arguments. What is no problem, or a mistake, is the operators' to compute, or to say what is wrong with it.
 Tensor conv2d_compiled(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias,
-                       std::optional<Tensor> residual, IntList geometry, std::string settings) {
-  FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) + "; expected 7 integers");
-  const CompiledSettings& s = settings_of_text(settings);
-  const auto g = geometry.begin();
+                       std::optional<Tensor> residual, std::string settings) {
+  const CompiledSettings& s = settings_of_text(settings, 7);
+  if (const auto problem = problem_of(s.problem, input, weight, bias, residual, s.accuracy)) {
+    const auto guard = device_guard(input);
+    return run(input, &weight, nullptr, *problem, s.arguments(bias, residual));
+  }
+  const auto g = s.sizes.begin();
   return conv2d(input, weight, bias, residual, {g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], s.algorithm,
                 s.precision, s.activation, s.negative_slope, s.backend_flags, s.max_error, s.max_workspace,
                 s.residual_after, s.max_pool);
 }
 
 Tensor conv2d_packed_compiled(const Tensor& input, const Tensor& packed, std::optional<Tensor> bias,
-                              std::optional<Tensor> residual, IntList geometry, bool channels_last,
-                              std::string settings) {
-  FASTCONV_REQUIRE(geometry.size() == 11, "geometry is " + to_text(geometry) + "; expected 11 integers");
-  const CompiledSettings& s = settings_of_text(settings);
-  const auto g = geometry.begin();
+                              std::optional<Tensor> residual, bool channels_last, std::string settings) {
+  const CompiledSettings& s = settings_of_text(settings, 11);
+  const auto g = s.sizes.begin();
+  const Sizes4 weight{g[0], g[1], g[2], g[3]};
+  if (const auto problem = problem_of(s.problem, input, weight, channels_last, bias, residual, s.accuracy)) {
+    require_packed(packed, input);
+    const auto guard = device_guard(input);
+    require_packing(packed, *problem, device_of(input), {g, g + 4}, s.algorithm, s.precision);
+    return run(input, nullptr, &packed, *problem, s.arguments(bias, residual));
+  }
   return conv2d_packed(input, packed, {g, g + 4}, bias, residual, {g + 4, g + 6}, {g + 6, g + 8}, {g + 8, g + 10},
                        g[10], channels_last, s.algorithm, s.precision, s.activation, s.negative_slope, s.residual_after,
                        s.max_pool);
@@ -342,12 +369,10 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
       "conv2d_packed(Tensor input, Tensor packed, SymInt[] weight_shape, Tensor? bias, Tensor? residual, "
       "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, bool channels_last, str algorithm, "
       "str precision, str activation, float negative_slope, bool residual_after=False, bool max_pool=False) -> Tensor");
+  library.def("conv2d_compiled(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, str settings) -> Tensor");
   library.def(
-      "conv2d_compiled(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] geometry, str settings) "
-      "-> Tensor");
-  library.def(
-      "conv2d_packed_compiled(Tensor input, Tensor packed, Tensor? bias, Tensor? residual, SymInt[] geometry, "
-      "bool channels_last, str settings) -> Tensor");
+      "conv2d_packed_compiled(Tensor input, Tensor packed, Tensor? bias, Tensor? residual, bool channels_last, "
+      "str settings) -> Tensor");
   library.def(
       "conv2d_packed_into(Tensor(a!) out, Tensor input, Tensor packed, Tensor? bias, Tensor? residual, Tensor? scale, "
       "Tensor? shift, SymInt[] geometry, bool channels_last, str algorithm, str precision, str activation, "

@@ -44,7 +44,7 @@ library.define(
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
 pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
 conv2d_packed_op: OpOverload = torch.ops.fastconv.conv2d_packed.default
-# In their place in Inductor's code: without gradients, with one list of all sizes and one text of all else.
+# In their place in Inductor's code: without gradients, with one text of all that is no tensor.
 conv2d_compiled_op: OpOverload = torch.ops.fastconv.conv2d_compiled.default
 conv2d_packed_compiled_op: OpOverload = torch.ops.fastconv.conv2d_packed_compiled.default
 # Into a range of channels, in place, and as graphs have it (`scatter`): what Inductor's code calls in its place.
@@ -98,12 +98,13 @@ def options(
 
 
 def compiled_settings(
-    algorithm: str, precision: str, activation: str, slope: float, flags: int, residual_after: bool, max_pool: bool,
-    max_error: float | None = None, max_workspace: int | None = None,
+    sizes: Sequence[int], algorithm: str, precision: str, activation: str, slope: float, flags: int,
+    residual_after: bool, max_pool: bool, max_error: float | None = None, max_workspace: int | None = None,
 ) -> str:  # fmt: skip
-    """The last argument of `conv2d_compiled` and `conv2d_packed_compiled` (csrc/ops/operators.cpp)."""
+    """The last argument of `conv2d_compiled` and `conv2d_packed_compiled` (csrc/ops/operators.cpp). sizes: stride,
+    padding and dilation, each for height and width, and groups; of a packed weight behind its shape."""
     values = algorithm, precision, activation, float(slope), flags, int(residual_after), int(max_pool)
-    return " ".join(map(str, (*values, max_error, max_workspace)))
+    return " ".join(map(str, (*values, max_error, max_workspace, *map(int, sizes))))
 
 
 def packed_options(residual_after: bool = False, max_pool: bool = False) -> tuple[bool, bool]:

@@ -58,20 +58,23 @@ def _fake_conv2d(
     return torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=memory_format)
 
 
-def _pools(settings: str) -> bool:
-    """max_pool in `ops.compiled_settings`."""
-    return settings.split()[6] == "1"
+def _read(settings: str) -> tuple[bool, list[int]]:
+    """max_pool and sizes in `ops.compiled_settings`."""
+    words = settings.split()
+    return words[6] == "1", [int(word) for word in words[9:]]
 
 
 @torch.library.register_fake(ops.conv2d_compiled_op, lib=ops.library)
-def _(input, weight, bias, residual, geometry, settings):  # type: ignore[no-untyped-def]
-    return _fake_of_weight(input, weight, bias, residual, _split(geometry), _pools(settings))
+def _(input, weight, bias, residual, settings):  # type: ignore[no-untyped-def]
+    max_pool, geometry = _read(settings)
+    return _fake_of_weight(input, weight, bias, residual, _split(geometry), max_pool)
 
 
 @torch.library.register_fake(ops.conv2d_packed_compiled_op, lib=ops.library)
-def _(input, packed, bias, residual, geometry, channels_last, settings):  # type: ignore[no-untyped-def]
+def _(input, packed, bias, residual, channels_last, settings):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else ops.format_of(input)
-    return _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), _pools(settings), memory_format)
+    max_pool, sizes = _read(settings)
+    return _fake_conv2d(input, sizes[:4], bias, residual, _split(sizes[4:]), max_pool, memory_format)
 
 
 @torch.library.register_fake(ops.conv2d_packed_into_op, lib=ops.library)
