@@ -99,6 +99,9 @@ DEPTHWISE = [
     _square(2, 33, 15, 33, 3, groups=33, padding=1, stride=2),  # more channels than a warp has lanes
     Shape(1, 34, 9, 16, 34, 3, 3, groups=34, padding=(0, 1)),
     _square(1, 34, 16, 34, 7, groups=34, padding=3),
+    _square(2, 10, 23, 10, 3, groups=10, padding=1, stride=2),  # two channels a thread: strips that end within the map
+    Shape(3, 6, 31, 12, 6, 5, 5, groups=6, padding=(2, 1)),
+    Shape(2, 66, 29, 9, 66, 7, 7, groups=66, padding=(3, 3), stride=(2, 2)),
 ]
 
 GENERAL = [
@@ -130,6 +133,8 @@ LARGER = [
     _square(1, 64, 14, 64, 3, padding=1),
     _square(2, 32, 17, 16, 3, padding=1),
     _square(1, 64, 14, 64, 1),
+    _square(2, 40, 13, 96, 1),  # tiles of 96 filters
+    _square(1, 72, 9, 192, 3, padding=1),
     _square(1, 516, 14, 36, 1),  # its sum is divided among the blocks of a cluster, and the last has less of it
     Shape(2, 1028, 5, 10, 136, 1, 1),
     _square(1, 16, 14, 32, 3, stride=2, padding=1),
