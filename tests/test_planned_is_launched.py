@@ -31,7 +31,7 @@ MARKER = "spin_kernel"  # of torch.cuda._sleep(): between one algorithm's kernel
 # (algorithm, what its configuration says): the kernel that does the work, and those that may run around it.
 KERNELS = [
     ("direct", r"", r"direct::.*convolve", None),
-    ("direct_tiled", r"^depthwise.* of 2 channels", r"direct_tiled::depthwise::pairs::convolve", None),
+    ("direct_tiled", r"^depthwise.* of 2 channels", r"direct_tiled::depthwise::pairs::.*convolve", None),
     ("direct_tiled", r"^depthwise", r"direct_tiled::depthwise::(?!pairs)", None),
     ("direct_tiled", r"filters that stay", r"direct_tiled::resident::convolve", None),
     ("direct_tiled", r"^few filters", r"direct_tiled::few_filters::convolve", None),

@@ -97,8 +97,8 @@ def _operands(emit: Callable[..., Any], call: Call, widened: Callable[[Any], Any
 
 
 def _pays(node: fx.Node, call: Call, new: Call, wide: dict[fx.Node, fx.Node]) -> bool:
-    """Whether the planner expects it to be faster, with the passes that widen what no convolution has; or as fast, for
-    convolutions behind it, or where it adds what is wide."""
+    """Whether the planner expects it to be faster, with the passes that widen what no convolution has; for convolutions
+    behind it, or where it adds what is wide, slower by less than the pass that it spares."""
     if value_of(new.weight).shape == value_of(call.weight).shape:
         return False
     before, after = plan_of(call), plan_of(new)
@@ -107,11 +107,14 @@ def _pays(node: fx.Node, call: Call, new: Call, wide: dict[fx.Node, fx.Node]) ->
     values = dict.fromkeys(value for value in (call.input, call.residual) if value is not None)
     us = after["cost_us"] + sum(_pass_us(value, wide) for value in values)
     is_wanted = call.residual in wide or any(map(call_of, node.users))
-    return bool(us < before["cost_us"] or (us == before["cost_us"] and is_wanted))
+    return bool(us < before["cost_us"] or (is_wanted and us <= before["cost_us"] + _copy_us(value_of(node))))
 
 
 def _pass_us(value: fx.Node, wide: dict[fx.Node, fx.Node]) -> float:
-    x: Tensor = value_of(value)
-    if value in wide or _channels(value) == x.shape[1] or is_made_there(value):
+    if value in wide or _channels(value) == value_of(value).shape[1] or is_made_there(value):
         return 0.0
+    return _copy_us(value_of(value))
+
+
+def _copy_us(x: Tensor) -> float:
     return _LAUNCH_US + 2e6 * x.numel() * x.element_size() / ops.device_info(x.device).bandwidth_bytes_per_s
