@@ -20,7 +20,7 @@ from fastconv.rewrites import widening
 from fastconv.rewrites.convolution import plan_of, problem_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-import golden_plans  # noqa: E402
+import golden_plans
 
 aten = torch.ops.aten
 FROZEN = replace(OURS, packed=True, scatters=True)

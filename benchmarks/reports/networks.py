@@ -15,6 +15,7 @@ from fastconv.figures import new_figure, save_figure
 AUTOTUNED = ("compile_max_autotune", "frozen_max_autotune")
 TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "densenet161": "DenseNet-161"}
 TITLES |= {"yolov3": "YOLOv3", "unet": "U-Net", "rrdb": "RRDB (ESRGAN)", "sd_vae_decoder": "VAE decoder"}
+TITLES |= {"efficientnet_b0": "EfficientNet-B0", "hrnet_w18": "HRNet-W18", "segformer_mit_b2": "SegFormer-B2"}
 
 
 def best_peer(row: Row) -> tuple[str | None, float | None]:

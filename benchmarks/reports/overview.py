@@ -29,7 +29,7 @@ def table(documents: Mapping[str, Document]) -> str:
     if "networks" in documents:
         found = networks.speedups(documents["networks"], documents.get("networks_autotune"))
         tf32 = networks.over_tf32(documents["networks"])
-        for network, batch in dict.fromkeys((network, batch) for network, _, batch in found):
+        for network, batch in dict.fromkeys((network, batch) for network, name, batch in found if name == "fp32"):
             cells = [common.times(found.get((network, name, batch))) for name in classes]
             cells.append(common.times(tf32.get((network, batch))))
             lines.append([f"{networks.TITLES.get(network, network)}, batch {batch}", *cells])
