@@ -1,4 +1,4 @@
-// Two neighbouring channels a thread, whose rows come through a ring in shared memory (plan.h: Kernel::pairs).
+// Two neighbouring channels a thread, whose rows come through a ring in shared memory (depthwise/plan.h, `pairs`).
 #include "algos/direct_tiled/depthwise/plan.h"
 #include "core/fast_divide.h"
 #include "core/kernels.h"
