@@ -2,13 +2,8 @@
 
 import contextlib
 import functools
-import json
 import math
-import subprocess
-import sys
-import threading
 import time
-import types
 
 import pytest
 import torch
@@ -16,7 +11,7 @@ from test_benchmarks import layer_row
 
 import fastconv
 from benchmarks.harness import results, runs
-from benchmarks.networks import forms, parts, workers
+from benchmarks.networks import forms, parts
 from benchmarks.networks import suite as bench
 from fastconv import demo, environment
 from fastconv.models import MAIN_NETWORKS, NETWORKS, YOLOv3, build, class_scores, flatten_output, network, photographs
@@ -259,35 +254,6 @@ def bench_one(modes, peers, out=None, classes=("fp32",), rounds=2, network="resn
     """One small network on the CPU; the rows."""
     options = {"batch": 2, "image": 32, "peers": peers} | more
     return bench.run([network], classes, modes, rounds, "cpu", out, **options)["rows"]
-
-
-def test_what_had_no_memory_beside_others_is_measured_alone(tmp_path, monkeypatch):
-    (row,) = bench_one(["eager"], ["torch_eager"], network="lenet5", image=28)
-    begun, lock, really_run = [], threading.Lock(), subprocess.run
-
-    def run(command, **options):
-        if command[0] != sys.executable:
-            return really_run(command, **options)
-        job = json.loads(command[-1])
-        pair = *job["networks"], *job["classes"]
-        with lock:
-            again = pair in begun
-            begun.append(pair)
-        if pair == ("lenet5", "tf32") and not again:
-            return types.SimpleNamespace(returncode=1)
-        no_memory = pair == ("lenet5", "fp32") and not again
-        failures = {"torch_eager_nchw": "OutOfMemoryError: CUDA out of memory."} if no_memory else {}
-        its = {**row, "network": pair[0], "class": pair[1], "failures": failures}
-        results.write(job["out"], {**results.read(job["out"]), "rows": [its]})
-        return types.SimpleNamespace(returncode=0)
-
-    monkeypatch.setattr(workers.subprocess, "run", run)
-    classes, out = ["fp32", "tf32", "fp16"], tmp_path / "networks.json"
-    document = workers.run(["lenet5"], classes, 2, out=out, report=lambda _: None, device="cpu")
-    assert sorted(begun[:3]) == [("lenet5", "fp16"), ("lenet5", "fp32"), ("lenet5", "tf32")]
-    assert begun[3:] == [("lenet5", "fp32"), ("lenet5", "tf32")]
-    assert [each["failures"] for each in document["rows"]] == [{}] * 3
-    assert document["failed"] == []
 
 
 def test_bench_rows(tmp_path):
