@@ -20,10 +20,13 @@ TIME_OVER = "time was over"  # how an entry of `missing` ends that another run m
 def identity(row: results.Row) -> str:
     """What a row is of: rows that agree in it are one. The algorithm is what was asked for in rows of networks, of
     launches and of counters, elsewhere what was found."""
+    from benchmarks.host import suite as host
+    from benchmarks.networks import suite as networks
+
     if "network" in row:
-        names: Sequence[str] = ("network", "batch", "class", "mode", "algorithm")
+        names: Sequence[str] = networks.KEY
     elif "form" in row:
-        names = ("call", "layer", "class", "form")
+        names = host.KEY
     else:
         asked = ("algorithm",) if "kernels" in row or "variant" in row else ()
         names = (*PROBLEM, "layout", "part", "variant", *asked)

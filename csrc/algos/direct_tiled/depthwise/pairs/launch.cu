@@ -47,9 +47,9 @@ __device__ __forceinline__ float silu(float value) {
 
 // What a block has in shared memory: of each thread the filter, unless it is in registers, and the input rows of
 // `stages` turns. A thread reads what it wrote itself, so that nobody waits for anybody.
-template <typename T, int r_, int stride_>
+template <typename T, int r, int stride>
 struct Shape {
-  static constexpr int r = r_, stride = stride_, stages = pairs::stages(stride);
+  static constexpr int stages = pairs::stages(stride);
   static constexpr int inputs = pairs::inputs(r, stride);
   static constexpr int open = (r + stride - 1) / stride;  // output rows whose windows hold the same input row
   static constexpr bool filter_in_registers = pairs::filter_in_registers(r);
@@ -122,6 +122,13 @@ __global__ void __launch_bounds__(threads, pairs::blocks_by_registers(r))
       shared.filter[t][thread] = value;
     }
   });
+  const auto tap_of = [&](int t) {
+    if constexpr (S::filter_in_registers) {
+      return filter[t];
+    } else {
+      return shared.filter[t][thread];
+    }
+  };
   const float2 bias{params.epilogue.bias_of(2 * pair), params.epilogue.bias_of(2 * pair + 1)};
   const std::int64_t y_index = task * params.y_image + 2 * pair;
   float2 sum[S::open][columns] = {};
@@ -140,9 +147,7 @@ __global__ void __launch_bounds__(threads, pairs::blocks_by_registers(r))
         if (tap_row >= r) continue;
 #pragma unroll
         for (int s = 0; s < r; ++s) {
-          const int t = tap_row * r + s;
-          const float2 tap = S::filter_in_registers ? filter[S::filter_in_registers ? t : 0]
-                                                    : shared.filter[S::filter_in_registers ? 0 : t][thread];
+          const float2 tap = tap_of(tap_row * r + s);
 #pragma unroll
           for (int j = 0; j < columns; ++j) sum[a][j] = multiply_add(input[j * stride + s], tap, sum[a][j]);
         }
