@@ -1,13 +1,15 @@
-"""`fastconv bench all`: the suites that README and docs draw from, on one GPU, resumed run by run.
+"""`fastconv bench all`: the suites that README and docs draw from, on one GPU or several, resumed run by run.
 
-A phase is some queues of steps. Queues go on beside each other and share the GPU in turns (harness/turns.py): while one
-process times, others build plans and compile. What a file holds of this machine, versions and commit is not measured
-again, so that a run that was cut short is continued by the next.
+A phase is some queues of steps. On one GPU its queues go on beside each other and share it in turns
+(harness/turns.py): while one process times, others build plans and compile. Of several GPUs each takes the next step of
+all phases, and has a folder of its own for files, which are joined behind every step. What a file holds of this
+machine, versions and commit is not measured again, so that a run that was cut short is continued by the next.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -15,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import merge
 from benchmarks.harness import results, turns
 from benchmarks.layers.sets import suite_of
 from fastconv.cli.support import DeviceOption, device_named, fail, say
@@ -56,7 +60,15 @@ class Step:
         return [*self.command, *where, "--budget", f"{budget_s:.0f}", *(["--resume"] if self.resumes else [])]
 
 
-Phase = tuple[tuple[Step, ...], ...]  # its queues
+Queue = tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """quiet: what it measures is the host's time, too, so that no other GPU of the host works meanwhile."""
+
+    queues: tuple[Queue, ...]
+    quiet: bool = False
 
 
 def _layers(layer_set: str, workers: int, direction: str = "forward", *options: str) -> Step:
@@ -64,7 +76,7 @@ def _layers(layer_set: str, workers: int, direction: str = "forward", *options: 
     return Step(suite_of(layer_set, direction), command)
 
 
-def _gradients(direction: str, classes: str) -> tuple[Step, ...]:
+def _gradients(direction: str, classes: str) -> Queue:
     # Layers with strides are the largest: one process, whose plans have the card's memory for themselves.
     sets = (("layers", 4), ("pointwise", 4), ("groups", 3), ("stems", 3), ("strided", 1))
     options = ("--batch", "64", "--classes", classes)
@@ -76,6 +88,33 @@ def _paper(source: str, part: str, suffix: str = "", *options: str) -> Step:
     return Step(f"paper_{source}{suffix}", ("paper", source, "--parts", part, *options), folder=True)
 
 
+def _survey(batch: int, workers: int) -> Step:
+    return _paper("cuconv", "survey", "", "--batch", str(batch), "--workers", str(workers))
+
+
+def _resnets(names: str) -> Step:
+    options = ("--network", names, "--workers", "5", "--compile-limit", "150")
+    return _paper("single_image", "networks", "_networks", *options)
+
+
+# The forms of PyTorch that were ever its fastest, and what its users have: each takes memory, and time to compile.
+_FORMS = "torch_eager,torch_graph,folded_graph,compile_reduce_overhead,frozen_reduce_overhead"
+_CLASSES, _OTHER_CLASSES = "fp32,tf32,fp16", "bf16,ieee"
+
+
+def _network(name: str, workers: int = 3) -> Step:
+    """A network of README's table, in every form. workers: two where more fill a card of 80 GB."""
+    command = ("networks", "--network", name, "--workers", str(workers), "--peers", _FORMS, "--compile-limit", "150")
+    return Step("networks", command)
+
+
+def _another_network(name: str) -> Step:
+    """One that our choices were not made for, in the forms that are the fastest of ours and of PyTorch."""
+    forms = ("--modes", "compile,fused_graph", "--layouts", "nhwc", "--classes", "fp16,tf32", "--workers", "2")
+    command = ("networks", "--network", name, "--peers", _FORMS, "--compile-limit", "150", *forms)
+    return Step("networks", command)
+
+
 def _networks(suite: str, peers: str, *options: str) -> Step:
     """Whole networks against other rivals, in a file of their own. Ours is timed again, in the forms that are its
     fastest: a speed is a ratio of times of one run."""
@@ -83,116 +122,170 @@ def _networks(suite: str, peers: str, *options: str) -> Step:
     return Step(suite, command)
 
 
-# The forms of PyTorch that were ever its fastest, and what its users have: each takes memory, and time to compile.
-_FORMS = "torch_eager,torch_graph,folded_graph,compile_reduce_overhead,frozen_reduce_overhead"
-_CLASSES, _OTHER_CLASSES = "fp32,tf32,fp16", "bf16,ieee"
+_OTHERS = (
+    "efficientnet_b0", "hrnet_w18", "segformer_mit_b2", "repvgg_b1", "mobilenet_v3_large", "convnext_tiny", "yolov8n",
+    "sd15_unet",
+)  # fmt: skip
+# Of equal use the longest come first, so that several GPUs end together.
 PHASES: dict[str, Phase] = {
-    "layers": (
-        (_layers("layers", 4), _layers("strided", 1)),
-        (_layers("pointwise", 3), _layers("stems", 3), _layers("groups", 3)),
+    "layers": Phase(
+        (
+            (_layers("layers", 4), _layers("strided", 1)),
+            (_layers("groups", 3), _layers("pointwise", 3), _layers("stems", 3)),
+        )
     ),
-    "networks": (
-        (Step("networks", ("networks", "--workers", "3", "--peers", _FORMS, "--compile-limit", "150")),),
+    "networks": Phase(
+        (
+            (
+                _network("densenet161", 2),
+                _network("yolov3", 2),
+                *map(_network, ("sd_vae_decoder", "rrdb", "vgg16", "resnet50", "unet")),
+            ),
+        )
     ),
     # One queue: the plans of eight processes are more than a card of 80 GB.
-    "gradients": ((*_gradients("weight", _CLASSES), *_gradients("input", _CLASSES)),),
-    "alone": (
-        (
-            Step("host", ("host",), resumes=False),
-            Step("training", ("training",)),
-            Step("megakernel", ("megakernel", "--parts", "layers,rivals"), resumes=False),
-        ),
-    ),
+    "gradients": Phase(((*_gradients("weight", _CLASSES), *_gradients("input", _CLASSES)),)),
     # The sources' experiments. Whoever compiles keeps all others from timing all the while.
-    "papers": (
+    "papers": Phase(
         (
-            _paper("cuconv", "survey", "", "--batch", "1,8,16,32,64", "--workers", "5"),
             # VGG-19's first layers with their rivals' workspaces take most of a card of 80 GB.
-            _paper("cuconv", "survey", "", "--batch", "128,256", "--workers", "2"),
-        ),
-        (
-            _paper("lenet5", "network", "_network"),
-            _paper("megakernel", "filters"),
-            _paper("megakernel", "resnet2", "_resnet2"),
-        ),
+            (_survey(256, 2), _survey(128, 2), *(_survey(batch, 4) for batch in (64, 32, 16, 8, 1))),
+            (
+                _paper("lenet5", "network", "_network"),
+                _paper("megakernel", "filters"),
+                _paper("megakernel", "resnet2", "_resnet2"),
+            ),
+        )
     ),
-    "papers_compiled": (
+    "papers_compiled": Phase(
         (
-            _paper("single_image", "blocks", "_blocks"),
-            _paper("single_image", "networks", "_networks", "--workers", "5", "--compile-limit", "150"),
-        ),
+            (
+                _resnets("resnet152"),
+                _resnets("resnet101,resnet34"),
+                _resnets("resnet50,resnet18"),
+                _paper("single_image", "blocks", "_blocks"),
+            ),
+        )
     ),
-    "papers_layers": (
+    "papers_layers": Phase(
         (
-            _paper("lenet5", "layers", "", "--workers", "2"),
-            _paper("textbook", "ladder", "", "--workers", "2"),
-            _paper("textbook", "kernels", "_kernels"),
-            _paper("megakernel", "counters", "_counters"),
-        ),
-        (
-            _paper("megakernel", "layers"),
-            _paper("megakernel", "mapping"),
-            _paper("megakernel", "distribution"),
-            _paper("single_image", "layers", "", "--workers", "3"),
-            _paper("single_image", "kernels", "_kernels"),
-            _paper("megakernel", "networks", "_networks", "--workers", "2"),
-            _paper("cuconv", "counters", "_counters"),
-        ),
+            (
+                _paper("lenet5", "layers", "", "--workers", "2"),
+                _paper("textbook", "ladder", "", "--workers", "2"),
+                _paper("textbook", "kernels", "_kernels"),
+                _paper("megakernel", "counters", "_counters"),
+            ),
+            (
+                _paper("megakernel", "layers"),
+                _paper("megakernel", "mapping"),
+                _paper("megakernel", "distribution"),
+                _paper("single_image", "layers", "", "--workers", "3"),
+                _paper("single_image", "kernels", "_kernels"),
+                _paper("megakernel", "networks", "_networks", "--workers", "2"),
+                _paper("cuconv", "counters", "_counters"),
+            ),
+        )
     ),
-    "gradients_others": ((*_gradients("weight", _OTHER_CLASSES), *_gradients("input", _OTHER_CLASSES)),),
-    "energy": (
+    "networks_others": Phase((tuple(map(_another_network, _OTHERS)),)),
+    "alone": Phase(
         (
-            Step(
-                "networks_energy",
-                (
-                    "networks", "--suite", "networks_energy", "--energy", "2", "--modes", "compile,fused_graph",
-                    "--peers", _FORMS, "--classes", "fp32,fp16", "--workers", "2", "--compile-limit", "150",
+            (
+                Step("host", ("host",), resumes=False),
+                Step("training", ("training",)),
+                Step("megakernel", ("megakernel", "--parts", "layers,rivals"), resumes=False),
+            ),
+        ),
+        quiet=True,
+    ),
+    "gradients_others": Phase(((*_gradients("weight", _OTHER_CLASSES), *_gradients("input", _OTHER_CLASSES)),)),
+    "energy": Phase(
+        (
+            (
+                Step(
+                    "networks_energy",
+                    (
+                        "networks", "--suite", "networks_energy", "--energy", "2", "--modes", "compile,fused_graph",
+                        "--peers", _FORMS, "--classes", "fp32,fp16", "--workers", "2", "--compile-limit", "150",
+                    ),
                 ),
             ),
-        ),
+        )
     ),
     # What is timed of cuDNN alone goes with the leanest kernels around it, which are those of frozen networks.
-    "networks_cudnn": (
+    "networks_cudnn": Phase(
         (
-            _networks(
-                "networks_cudnn", "torch_eager,folded_eager,frozen_default,cudnn_best_layers", "--workers", "3",
-                "--compile-limit", "150",
+            (
+                _networks(
+                    "networks_cudnn", "torch_eager,folded_eager,frozen_default,cudnn_best_layers", "--workers", "3",
+                    "--compile-limit", "150",
+                ),
             ),
-        ),
+        )
     ),
     # Compiled beside each other for the caches alone; what max-autotune keeps it has timed with the GPU for itself.
-    "networks_autotune": (
+    "networks_autotune": Phase(
         (
-            _networks(
-                "networks_autotune", "compile_max_autotune,frozen_max_autotune", "--compile-workers", "3",
-                "--compile-limit", "600",
+            (
+                _networks(
+                    "networks_autotune", "compile_max_autotune,frozen_max_autotune", "--compile-workers", "3",
+                    "--compile-limit", "600",
+                ),
             ),
-        ),
+        )
     ),
 }  # fmt: skip
 
 
 def run(
-    phases: Iterable[Phase], folder: Path, head: results.Document, budget_s: float, report: Callable[[str], None]
+    phases: Iterable[Phase],
+    folder: Path,
+    head: results.Document,
+    budget_s: float,
+    report: Callable[[str], None],
+    gpus: Sequence[str] = (),
 ) -> list[str]:
-    """Runs the phases one after the other, with a log for each step beside its result file in `folder`.
+    """Runs the phases, with a log for each step beside its result file in `folder`.
 
     head: of any suite of this machine and commit. budget_s: no step begins in the last seconds of it, and those that
-    run begin nothing new after it. Returns what is missing or went wrong, a line for each step.
+    run begin nothing new after it. gpus: what CUDA_VISIBLE_DEVICES is to be for each of several GPUs; their steps' logs
+    lie in `folder`/gpu0 and so on. Returns what is missing or went wrong, a line for each step.
     """
-    deadline = time.monotonic() + budget_s
     folder.mkdir(parents=True, exist_ok=True)
+    steps = _Steps(folder, head, time.monotonic() + budget_s, report)
     wrong: list[str] = []
-
-    def queue(steps: tuple[Step, ...]) -> list[str]:
-        return [line for step in steps if (line := _run_step(step, folder, head, deadline, report))]
-
     with _ends_together():
-        for phase in phases:
-            with turns.sharing(), ThreadPoolExecutor(len(phase)) as pool:
-                for lines in pool.map(queue, phase):
+        for lanes, queues in _schedule(list(phases), gpus):
+            waiting = deque(queues)
+
+            def work(lane: _Lane, waiting: deque[Queue] = waiting) -> list[str]:
+                lines: list[str] = []
+                while True:
+                    try:
+                        queue = waiting.popleft()
+                    except IndexError:
+                        return lines
+                    lines += [line for step in queue if (line := steps.run(step, lane))]
+
+            # Of several GPUs each has the turns that its steps make.
+            with contextlib.nullcontext() if gpus else turns.sharing(), ThreadPoolExecutor(len(lanes)) as pool:
+                for lines in pool.map(work, lanes):
                     wrong += lines
     return wrong
+
+
+_Lane = tuple[int, str] | None  # a GPU of several: its number here, and its name for CUDA_VISIBLE_DEVICES
+
+
+def _schedule(phases: Sequence[Phase], gpus: Sequence[str]) -> Iterator[tuple[list[_Lane], list[Queue]]]:
+    """What goes on beside each other: who works, and queues, of which each is one's."""
+    if not gpus:
+        for phase in phases:
+            yield [None] * len(phase.queues), list(phase.queues)
+        return
+    lanes: list[_Lane] = list(enumerate(gpus))
+    for quiet, group in itertools.groupby(phases, lambda phase: phase.quiet):
+        single: list[Queue] = [(step,) for phase in group for queue in phase.queues for step in queue]
+        yield lanes[:1] if quiet else lanes, single
 
 
 _running: set[int] = set()  # process groups of steps
@@ -220,32 +313,66 @@ def _ends_together() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _run_step(step: Step, folder: Path, head: results.Document, deadline: float, report: Callable[[str], None]) -> str:
-    """What is missing of a step; "" if nothing is."""
-    path, left = folder / f"{step.suite}.json", deadline - time.monotonic()
-    if not step.resumes and _rows(path, head):
-        report(f"{step.suite}: the file has it")
-        return ""
-    if left < SHORTEST_S:
-        return f"{step.suite}: not begun, the time is spent"
-    begin = time.monotonic()
-    with open(path.with_suffix(".log"), "a") as log:
-        command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.arguments(path, left)]
-        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True) as process:
-            _running.add(process.pid)
-            try:
-                code: int | str = process.wait(left + GRACE_S)
-            except subprocess.TimeoutExpired:
-                code = "none, it was ended long after its time"
-            finally:
-                with contextlib.suppress(ProcessLookupError):  # it and the processes that it has started
-                    os.killpg(process.pid, signal.SIGKILL)
-                _running.discard(process.pid)
-    report(f"{step.suite}: {_rows(path, head)} rows, {time.monotonic() - begin:.0f} s")
-    if code != 0:
-        return f"{step.suite}: exit code {code}; {path.with_suffix('.log')} says why"
-    missing = len(results.read(path).get("missing", []))
-    return f"{step.suite}: {missing} not measured, the time was over" if missing else ""
+class _Steps:
+    """Runs steps, by several threads."""
+
+    def __init__(
+        self, folder: Path, head: results.Document, deadline: float, report: Callable[[str], None]
+    ) -> None:  # fmt: skip
+        self._folder, self._head, self._deadline, self._report = folder, head, deadline, report
+        self._joining = threading.Lock()
+
+    def run(self, step: Step, lane: _Lane) -> str:
+        """What is missing of a step; "" if nothing is."""
+        path, left = self._folder / f"{step.suite}.json", self._deadline - time.monotonic()
+        if not step.resumes and _rows(path, self._head):
+            self._report(f"{step.suite}: the file has it")
+            return ""
+        if left < SHORTEST_S:
+            return f"{step.suite}: not begun, the time is spent"
+        begin = time.monotonic()
+        if lane is None:
+            code = _process(step, path, left, None)
+        else:
+            own = self._folder / f"gpu{lane[0]}" / path.name
+            own.parent.mkdir(exist_ok=True)
+            self._join([own, path], own)
+            code = _process(step, own, left, lane[1])
+            self._join([path, own], path)
+            path = own
+        self._report(f"{step.suite}: {_rows(path, self._head)} rows, {time.monotonic() - begin:.0f} s")
+        if code != 0:
+            return f"{step.suite}: exit code {code}; {path.with_suffix('.log')} says why"
+        missing = len(results.read(path).get("missing", []))
+        return f"{step.suite}: {missing} not measured, the time was over" if missing else ""
+
+    def _join(self, paths: Sequence[Path], into: Path) -> None:
+        """What the files have of this machine and commit."""
+        with self._joining:
+            known = [path for path in paths if _rows(path, self._head)]
+            if known and known != [into]:
+                results.write(into, merge.joined(known))
+
+
+def _process(step: Step, path: Path, left: float, gpu: str | None) -> int | str:
+    """How a step ended that has so many seconds left. gpu: of several, as CUDA_VISIBLE_DEVICES names it."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else None
+    command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.arguments(path, left)]
+    with (
+        open(path.with_suffix(".log"), "a") as log,
+        subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        ) as process,
+    ):
+        _running.add(process.pid)
+        try:
+            return process.wait(left + GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "none, it was ended long after its time"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it and the processes that it has started
+                os.killpg(process.pid, signal.SIGKILL)
+            _running.discard(process.pid)
 
 
 def _rows(path: Path, head: results.Document) -> int:
@@ -254,13 +381,32 @@ def _rows(path: Path, head: results.Document) -> int:
     return sum("commit" not in row for row in rows)
 
 
+def _visible(gpus: str) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES is to be for each of the GPUs that are named by their numbers, or all. Raises
+    ValueError for one that there is not, for one alone, and for several that are not of one kind."""
+    import torch
+
+    known = [str(number) for number in range(torch.cuda.device_count())]
+    chosen = known if gpus == "all" else [name.strip() for name in gpus.split(",")]
+    if len(chosen) < 2 or len(chosen) != len(set(chosen)) or not set(chosen) <= set(known):
+        raise ValueError(f"gpus is {gpus!r}; expected several of {', '.join(known)}, each once, with commas between")
+    kinds = {torch.cuda.get_device_name(int(number)) for number in chosen}
+    if len(kinds) > 1:
+        raise ValueError(f"gpus is {gpus!r}, which are {' and '.join(sorted(kinds))}; expected GPUs of one kind")
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [names.split(",")[int(number)] if names else number for number in chosen]
+
+
 def command(
     phases: Annotated[str, typer.Option(help=f"Some of {', '.join(PHASES)}; default all, in this order.")] = "all",
     folder: Annotated[Path | None, typer.Option(help="Where the files go; default benchmarks/results/<gpu>.")] = None,
     budget: Annotated[float, typer.Option(metavar="SECONDS", help="Begin nothing after.")] = 3600.0,
+    gpus: Annotated[
+        str, typer.Option(help="Numbers of GPUs of one kind that share the work, with commas between, or all.")
+    ] = "",
     device: DeviceOption = "auto",
 ) -> None:
-    """Every suite of README and docs on one GPU; run it again to go on where it ended (GPU)."""
+    """Every suite of README and docs, on one GPU or several; run it again to go on where it ended (GPU)."""
     from fastconv import environment
     from fastconv.cli.support import split
 
@@ -269,6 +415,8 @@ def command(
     if where.type != "cuda":
         raise fail("no CUDA GPU on this machine: nothing was measured")
     head: Any = environment.describe("layers", where)
-    wrong = run([PHASES[name] for name in names], folder or results.default_path(head).parent, head, budget, say)
+    lanes = _visible(gpus) if gpus else []
+    where_to = folder or results.default_path(head).parent
+    wrong = run([PHASES[name] for name in names], where_to, head, budget, say, lanes)
     if wrong:
         raise fail("; ".join(wrong))

@@ -33,6 +33,14 @@ def identity(row: results.Row) -> str:
     return json.dumps([row.get(name) for name in names])
 
 
+def _check_alike(
+    path: Path, document: results.Document, first_path: Path, first: results.Document, names: Sequence[str]
+) -> None:  # fmt: skip
+    for name in names:
+        if document.get(name) != first.get(name):
+            raise ValueError(f"{path}: {name} is {document.get(name)!r}; expected {first.get(name)!r}, as {first_path}")
+
+
 def joined(paths: Sequence[Path]) -> results.Document:
     """The rows of files of one suite, machine and commit. Of a row that several have, one with a time is kept, and the
     last of them. Raises ValueError naming the file that differs from the first, and in what."""
@@ -40,9 +48,7 @@ def joined(paths: Sequence[Path]) -> results.Document:
     rows = {identity(row): row for row in first["rows"]}
     document = {**first, "rows": []}
     for path, other in zip(paths[1:], others, strict=True):
-        for name in HEAD:
-            if other.get(name) != first.get(name):
-                raise ValueError(f"{path}: {name} is {other.get(name)!r}; expected {first.get(name)!r}, as {paths[0]}")
+        _check_alike(path, other, paths[0], first, HEAD)
         for row in other["rows"]:
             held = rows.get(identity(row))
             if held is None or row.get("us") is not None or held.get("us") is None:
@@ -63,10 +69,22 @@ def _suite(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-def merge(folders: Sequence[Path], into: Path) -> dict[str, results.Document]:
+def with_older(document: results.Document, older: results.Document) -> results.Document:
+    """The document, and rows of an older one of its suite that it has not; each of these says its commit, if that is
+    another."""
+    new = {identity(row) for row in document["rows"]}
+    kept = [{"commit": older["commit"], **row} for row in older["rows"] if identity(row) not in new]
+    for row in kept:
+        if row["commit"] == document["commit"]:
+            del row["commit"]
+    return {**document, "rows": [*document["rows"], *kept]}
+
+
+def merge(folders: Sequence[Path], into: Path, keep_older: bool = False) -> dict[str, results.Document]:
     """Joins the files of equal names in the folders, those that an ended run has left of its workers (`suite.0.json`)
-    too, and what `into` has of them; suite -> what was written there. Raises ValueError as `joined`, before anything is
-    written, or if there is no file."""
+    too, and what `into` has of them; suite -> what was written there. keep_older: what `into` has may be of another
+    commit, and is kept where nothing newer is. Raises ValueError as `joined`, before anything is written, or if there
+    is no file."""
     found: dict[str, list[Path]] = {}
     for folder in (into, *folders):
         for path in sorted(folder.glob("*.json")):
@@ -74,7 +92,16 @@ def merge(folders: Sequence[Path], into: Path) -> dict[str, results.Document]:
     named = {_suite(path) for folder in folders for path in folder.glob("*.json")}
     if not named:
         raise ValueError(f"no result file in {', '.join(map(str, folders)) or 'no folder'}")
-    documents = {suite: joined(paths) for suite, paths in sorted(found.items()) if suite in named}
+    documents = {}
+    for suite in sorted(named):
+        held = into / f"{suite}.json"
+        newer = [path for path in found[suite] if path != held]
+        documents[suite] = document = joined(newer if keep_older and newer else found[suite])
+        if keep_older and held in found[suite]:
+            older = results.read(held)
+            _check_alike(held, older, newer[0], document, [name for name in HEAD if name != "commit"])
+            is_older = older["commit"] != document["commit"]
+            documents[suite] = with_older(document, older) if is_older else joined(found[suite])
     for suite, document in documents.items():
         results.write(into / f"{suite}.json", document)
     return documents
@@ -83,7 +110,11 @@ def merge(folders: Sequence[Path], into: Path) -> dict[str, results.Document]:
 def command(
     folders: Annotated[list[Path], typer.Argument(help="Folders of result files.", exists=True, file_okay=False)],
     into: Annotated[Path, typer.Option(help="The folder that gets all rows; what it holds of them counts, too.")],
+    keep_older: Annotated[
+        bool,
+        typer.Option("--keep-older", help="Keep rows of other commits there, which then say so, if none is newer."),
+    ] = False,
 ) -> None:
     """Several folders of result files, of several GPUs of one kind say, as one; of one machine and commit."""
-    for suite, document in merge(folders, into).items():
+    for suite, document in merge(folders, into, keep_older).items():
         console.print(f"{into / suite}.json: {len(document['rows'])} rows", highlight=False)

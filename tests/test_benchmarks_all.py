@@ -9,31 +9,37 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from test_benchmarks import HEAD, layer_row
 from typer.core import TyperGroup
 
 from benchmarks import everything, papers
 from benchmarks.cli import app
-from benchmarks.everything import Step
+from benchmarks.everything import Phase, Queue, Step
 from benchmarks.harness import parts, results
 from benchmarks.networks.forms import MODES
 from benchmarks.networks.suite import contenders_of
 
 ROW = layer_row("res1", "fp32", 1.0, 2.0)
-# In place of the benchmarks' command line: `OTHER` is a file to wait for, `CODE` the exit code.
+STEPS = [its for phase in everything.PHASES.values() for queue in phase.queues for its in queue]
+# In place of the benchmarks' command line: `other` is a file to wait for, `code` the exit code. Its row is named after
+# it, and stands behind those that its file has.
 STEP = """
-import json, pathlib, sys, time
+import json, os, pathlib, sys, time
 _, _, name, other, code, *options = sys.argv
 path = pathlib.Path(options[options.index("--json") + 1])
-print(name, *options)
-(path.parent / name).touch()
+folder = path.parent.parent if path.parent.name.startswith("gpu") else path.parent
+print(name, os.environ.get("CUDA_VISIBLE_DEVICES"), *options)
+(folder / name).touch()
 end = time.monotonic() + 30
-while other and not (path.parent / other).exists() and time.monotonic() < end:
+while other and not (folder / other).exists() and time.monotonic() < end:
     time.sleep(0.01)
-head, row = {**json.loads(HEAD), "suite": path.stem}, json.loads(ROW)
-if code == "0" and (not other or (path.parent / other).exists()):
-    path.write_text(json.dumps({**head, "rows": [row], **({"missing": ["more"]} if name == "short" else {})}))
+head, row = {**json.loads(HEAD), "suite": path.stem}, {**json.loads(ROW), "layer": name}
+held = json.loads(path.read_text()) if path.exists() else {**head, "rows": []}
+rows = [*held["rows"], row] if held["commit"] == head["commit"] and "--resume" in options else [row]
+if code == "0" and (not other or (folder / other).exists()):
+    path.write_text(json.dumps({**head, "rows": rows, **({"missing": ["more"]} if name == "short" else {})}))
 sys.exit(int(code))
 """
 
@@ -55,22 +61,26 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(everything, "_STEP", literals + STEP)
 
 
-def step(name: str, other: str = "", code: int = 0, resumes: bool = True) -> Step:
-    return Step(name, (name, other, str(code)), resumes)
+def step(name: str, other: str = "", code: int = 0, resumes: bool = True, suite: str = "") -> Step:
+    return Step(suite or name, (name, other, str(code)), resumes)
 
 
-def run(phases: list[everything.Phase], folder: Path, budget_s: float = 600.0) -> tuple[list[str], list[str]]:
+def run(
+    phases: list[tuple[Queue, ...] | Phase], folder: Path, budget_s: float = 600.0, gpus: tuple[str, ...] = ()
+) -> tuple[list[str], list[str]]:  # fmt: skip
     said: list[str] = []
-    return everything.run(phases, folder, HEAD, budget_s, said.append), [line.split(":")[0] for line in said]
+    known = [phase if isinstance(phase, Phase) else Phase(phase) for phase in phases]
+    wrong = everything.run(known, folder, HEAD, budget_s, said.append, gpus)
+    return wrong, [line.split(":")[0] for line in said]
 
 
 def test_every_step_is_a_command_with_these_options(tmp_path: Path) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     for phase in everything.PHASES.values():
-        suites = [name for queue in phase for name in {its.suite for its in queue}]
+        suites = [name for queue in phase.queues for name in {its.suite for its in queue}]
         assert len(suites) == len(set(suites))  # nobody else writes the file meanwhile
-        for its in [its for queue in phase for its in queue]:
+        for its in [its for queue in phase.queues for its in queue]:
             path = tmp_path / f"{its.suite}.json"
             name, *arguments = its.arguments(path, 5.0)
             context = group.commands[name].make_context(name, arguments)
@@ -88,7 +98,7 @@ def options(step: Step) -> dict[str, list[str]]:
 
 def test_every_rival_of_networks_is_timed_beside_ours() -> None:
     peers: set[str] = set()
-    for its in [its for phase in everything.PHASES.values() for queue in phase for its in queue]:
+    for its in STEPS:
         if its.command[0] == "networks":
             asked = options(its)
             assert asked.get("--suite", ["networks"]) == [its.suite]
@@ -102,7 +112,7 @@ def test_every_rival_of_networks_is_timed_beside_ours() -> None:
 
 def test_what_others_time_beside_the_best_cudnn_layers_can_be_profiled() -> None:
     """The bound is of a form whose kernels can be told apart."""
-    ((step,),) = everything.PHASES["networks_cudnn"]
+    ((step,),) = everything.PHASES["networks_cudnn"].queues
     found = contenders_of([], options(step)["--peers"], ["nhwc"], ["nhwc"])
     assert any(contender.form.mode in (None, "default") and not contender.has_graph for contender in found)
 
@@ -110,7 +120,7 @@ def test_what_others_time_beside_the_best_cudnn_layers_can_be_profiled() -> None
 @pytest.mark.parametrize("direction", ["input", "weight"])
 def test_gradients_are_measured_in_every_class_once(direction: str) -> None:
     classes: dict[str, list[str]] = {}
-    for its in [its for phase in everything.PHASES.values() for queue in phase for its in queue]:
+    for its in STEPS:
         if its.suite.endswith(f"backward_{direction}"):
             classes.setdefault(its.suite, []).extend(options(its)["--classes"])
     assert len(classes) == 5
@@ -126,7 +136,7 @@ def test_a_step_of_a_source_is_the_part_that_writes_its_file(monkeypatch: pytest
         raise _Asked(name)
 
     monkeypatch.setattr(papers.Options, "out", out)
-    for step in [its for phase in everything.PHASES.values() for queue in phase for its in queue if its.folder]:
+    for step in [its for its in STEPS if its.folder]:
         _, source, _, part, *_ = step.command
         with pytest.raises(_Asked, match=f"^{step.suite}$"):
             papers.run(source, papers.Options(device="cuda", parts=[part]))
@@ -139,6 +149,63 @@ def test_queues_go_on_beside_each_other_and_steps_one_after_the_other(tmp_path: 
     assert said.index("third") > said.index("first")
     assert said[-1] == "last"
     assert "--resume" in shlex.split((tmp_path / "first.log").read_text())
+
+
+def test_several_gpus_share_the_steps_and_their_files_are_joined(tmp_path: Path) -> None:
+    """Either waits for the other: both begin at once, though one queue has them."""
+    queue = step("first", other="second", suite="layers"), step("second", other="first", suite="layers")
+    wrong, said = run([(queue,)], tmp_path, gpus=("4", "GPU-5"))
+    assert (wrong, said) == ([], ["layers", "layers"])
+    logs = sorted(shlex.split((tmp_path / f"gpu{number}" / "layers.log").read_text())[:2] for number in range(2))
+    assert {tuple(log) for log in logs} in (
+        {("first", "4"), ("second", "GPU-5")},
+        {("first", "GPU-5"), ("second", "4")},
+    )
+    assert {row["layer"] for row in results.read(tmp_path / "layers.json")["rows"]} == {"first", "second"}
+
+
+def test_a_gpu_knows_what_the_others_have_measured(tmp_path: Path) -> None:
+    results.write(tmp_path / "layers.json", {**HEAD, "suite": "layers", "rows": [ROW]})
+    results.write(tmp_path / "gpu1" / "layers.json", {**HEAD, "suite": "layers", "commit": "another", "rows": [ROW]})
+    for name in ("first", "second"):
+        assert run([((step(name, suite="layers"),),)], tmp_path, gpus=("0", "1")) == ([], ["layers"])
+    assert [row["layer"] for row in results.read(tmp_path / "layers.json")["rows"]] == ["res1", "first", "second"]
+
+
+def test_a_quiet_phase_has_the_host_for_itself(tmp_path: Path) -> None:
+    """What would wait for a file that another GPU's step writes does not find it: that has not begun."""
+    quiet = Phase(((step("alone"), step("too")),), quiet=True)
+    phases: list[tuple[Queue, ...] | Phase] = [((step("before"),),), quiet, ((step("after"), step("behind")),)]
+    wrong, said = run(phases, tmp_path, gpus=("0", "1"))
+    assert (wrong, said[:3], sorted(said[3:])) == ([], ["before", "alone", "too"], ["after", "behind"])
+    assert {path.parent.name for path in tmp_path.rglob("*.json") if path.stem in ("alone", "too")} == {
+        "gpu0",
+        tmp_path.name,
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [("all", ["5", "6", "9"]), ("2,0", ["9", "5"]), ("0,3", None), ("1", None), ("1,1", None), ("0,x", None)],
+)
+def test_gpus_are_named_by_their_numbers(
+    asked: str, expected: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,9")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "H100")
+    if expected is not None:
+        assert everything._visible(asked) == expected
+        return
+    with pytest.raises(ValueError, match=f"gpus is '{asked}'; expected several of 0, 1, 2"):
+        everything._visible(asked)
+
+
+def test_gpus_of_two_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: ["H100", "H200"][number])
+    with pytest.raises(ValueError, match="H100 and H200; expected GPUs of one kind"):
+        everything._visible("all")
 
 
 def test_what_went_wrong_is_said_and_the_others_go_on(tmp_path: Path) -> None:
@@ -181,8 +248,8 @@ import json, pathlib, sys
 sys.path[:] = {sys.path!r}
 from benchmarks import everything
 everything._STEP = {ENDLESS!r}
-steps = tuple(everything.Step(name, (name,)) for name in ("endless", "next"))
-everything.run([(steps,)], pathlib.Path({str(tmp_path)!r}), json.loads({json.dumps(HEAD)!r}), 600.0, print)
+phase = everything.Phase((tuple(everything.Step(name, (name,)) for name in ("endless", "next")),))
+everything.run([phase], pathlib.Path({str(tmp_path)!r}), json.loads({json.dumps(HEAD)!r}), 600.0, print)
 """
     process = subprocess.Popen([sys.executable, "-c", program])
     try:

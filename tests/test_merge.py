@@ -56,6 +56,26 @@ def test_rows_of_an_algorithm_that_was_asked_for_are_told_apart(tmp_path):
         assert merge.joined([folder / "paper_cuconv.json" for folder in folders])["rows"] == rows
 
 
+def test_rows_of_an_older_commit_are_kept_where_nothing_is_newer(tmp_path):
+    into = write(tmp_path / "all", [row(1), row(8), row(64, commit="first")], commit="second")
+    new = write(tmp_path / "new", [row(1, us=2.0)])
+    arguments = ["merge", "--into", str(into), str(new)]
+    assert CliRunner().invoke(cli.app, arguments).exit_code != 0
+    assert CliRunner().invoke(cli.app, [*arguments, "--keep-older"]).exit_code == 0
+    found = results.read(into / "paper_cuconv.json")
+    assert found["commit"] == HEAD["commit"]
+    kept = [(each["n"], each["us"], each.get("commit")) for each in found["rows"]]
+    assert kept == [(1, 2.0, None), (8, 1.0, "second"), (64, 1.0, "first")]
+    # Again, with one that was kept: it is of this commit now. Of the same commit a row with a time is kept.
+    write(new, [row(8, us=3.0), row(1, us=None)])
+    found = merge.merge([new], into, keep_older=True)["paper_cuconv"]["rows"]
+    kept = [(each["n"], each["us"], each.get("commit")) for each in found]
+    assert kept == [(1, 2.0, None), (8, 3.0, None), (64, 1.0, "first")]
+    write(new, [row(1)], driver="another")
+    with pytest.raises(ValueError, match=f"all/paper_cuconv.json: driver is '{HEAD['driver']}'; expected 'another'"):
+        merge.merge([new], into, keep_older=True)
+
+
 @pytest.mark.parametrize("name", ["gpu", "commit", "driver"])
 def test_files_of_another_machine_or_commit_are_refused(tmp_path, name):
     folders = [write(tmp_path / "a", [row(1)]), write(tmp_path / "b", [row(8)], **{name: "another"})]
