@@ -118,14 +118,15 @@ def test_gradients_and_transforms(device: str) -> None:
         return ops.group_norm_op(x, weight, bias, 3, 1e-5, "silu")
 
     def theirs(x: Tensor, weight: Tensor = weight) -> Tensor:
-        return F.silu(F.group_norm(x, 3, weight, bias))
+        # Contiguous, here and in the last: PyTorch 2.11 transforms no other group norm.
+        return F.silu(F.group_norm(x.contiguous(), 3, weight, bias))
 
     for transform in (
         lambda f: torch.func.grad(lambda x: (f(x) ** 2).sum())(x),
         lambda f: torch.func.vmap(f)(x.expand(4, *x.shape)),
         lambda f: torch.func.vmap(f, in_dims=1)(x.expand(4, *x.shape).transpose(0, 1)),
         lambda f: torch.func.vmap(lambda w: f(x, w))(torch.stack([weight, 2 * weight])),
-        lambda f: torch.func.jvp(f, (x,), (v,))[1],
+        lambda f: torch.func.jvp(f, (x.contiguous(),), (v.contiguous(),))[1],
     ):
         torch.testing.assert_close(transform(ours), transform(theirs), rtol=1e-4, atol=1e-5)
     for leaf in (x.clone().requires_grad_(), x):
