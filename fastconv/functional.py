@@ -54,7 +54,9 @@ def conv2d(
         max_workspace: bytes of memory that an algorithm may take beside its tensors and the packed weight, a copy of
             the input in another layout included; None: any. PyTorch's own is not asked. Counts for the gradients, too.
         residual: the output's shape, the input's dtype; added before the activation, or behind it.
-        activation: None, ``"relu"``, ``"relu6"``, ``"silu"`` or ``"leaky_relu"`` (with `negative_slope`).
+        activation: None, ``"relu"``, ``"relu6"``, ``"silu"``, ``"leaky_relu"`` (with `negative_slope`), ``"gelu"``,
+            ``"gelu_tanh"``, ``"hardswish"`` or ``"sigmoid"``. The last four are a pass of PyTorch's behind kernels on a
+            GPU that do not end with them: `fastconv.explain` tells.
         residual_after: ``activation(conv2d(input, weight, bias)) + residual`` instead. Where the convolution's own
             gradient will be asked for, PyTorch adds the residual: that gradient needs the activation's value.
         max_pool: ``max_pool2d(activation(conv2d(input, weight, bias)), 2)`` instead, without a residual: P and Q of the

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.abc
 import importlib.util
+import math
 import sys
 import warnings
 from collections.abc import Callable
@@ -167,6 +168,15 @@ def _register_onnx_translation() -> None:
             y = op.Mul(y, op.Sigmoid(y))
         if activation == "leaky_relu":
             y = op.LeakyRelu(y, alpha=negative_slope)
+        if activation == "gelu":
+            y = op.Mul(op.Mul(y, number(0.5, y)), op.Add(op.Erf(op.Mul(y, number(0.5**0.5, y))), number(1, y)))
+        if activation == "gelu_tanh":
+            cubic = op.Add(op.Mul(op.Mul(y, y), number(0.044715, y)), number(1, y))
+            y = op.Mul(y, op.Sigmoid(op.Mul(op.Mul(y, cubic), number((8 / math.pi) ** 0.5, y))))
+        if activation == "hardswish":
+            y = op.HardSwish(y)
+        if activation == "sigmoid":
+            y = op.Sigmoid(y)
         if residual is not None and residual_after:
             y = op.Add(y, residual)
         if max_pool:

@@ -229,7 +229,8 @@ class FusedConv2d(Conv2d):
     """A `Conv2d` that computes ``activation(conv(input) + bias + residual)`` in one pass over its output.
 
     Args:
-        activation: None, "relu", "relu6", "silu" or "leaky_relu" (with `negative_slope`).
+        activation: None, "relu", "relu6", "silu", "leaky_relu" (with `negative_slope`), "gelu", "gelu_tanh",
+            "hardswish" or "sigmoid".
         residual_after: ``activation(conv(input) + bias) + residual`` instead.
         max_pool: ``max_pool2d(activation(conv(input) + bias), 2)`` instead, which takes no residual.
         others: as for fastconv.Conv2d.

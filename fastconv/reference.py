@@ -48,6 +48,14 @@ def activate(y: Tensor, activation: str | None, negative_slope: float = 0.01) ->
             return F.silu(y)
         case "leaky_relu":
             return F.leaky_relu(y, negative_slope)
+        case "gelu":
+            return F.gelu(y)
+        case "gelu_tanh":
+            return F.gelu(y, approximate="tanh")
+        case "hardswish":
+            return F.hardswish(y)
+        case "sigmoid":
+            return torch.sigmoid(y)
     return y
 
 

@@ -27,7 +27,7 @@ from fastconv import _C
 
 ALGORITHMS = ("auto", *(row["name"] for row in _C.algorithms()))
 PRECISIONS = ("ieee", "fp32", "tf32")
-ACTIVATIONS = ("relu", "relu6", "silu", "leaky_relu")
+ACTIVATIONS = ("relu", "relu6", "silu", "leaky_relu", "gelu", "gelu_tanh", "hardswish", "sigmoid")
 
 disabled: bool = os.environ.get("FASTCONV_DISABLE", "0") not in ("", "0")
 cache_dir: str | None = os.environ.get("FASTCONV_CACHE_DIR")  # None: the user's cache folder

@@ -218,6 +218,25 @@ def _value(tensor: torch.Tensor | None) -> Any:
     return tensor.dtype, tensor.stride(), hashlib.blake2b(bits, digest_size=16).digest()
 
 
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda y: y,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda y: F.gelu(y, approximate="tanh"),
+    "hardswish": F.hardswish,
+    "sigmoid": torch.sigmoid,
+}
+# On a GPU kernels have ends of their own for these.
+GATED = ("gelu", "gelu_tanh", "hardswish", "sigmoid")
+
+
+def activated(y: torch.Tensor, activation: str, slope: float = 0.01) -> torch.Tensor:
+    """The activation by PyTorch."""
+    return F.leaky_relu(y, slope) if activation == "leaky_relu" else ACTIVATIONS[activation](y)
+
+
 def finish(
     total: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, epilogue: Epilogue
 ) -> torch.Tensor:
@@ -226,15 +245,7 @@ def finish(
         total = total + bias.to(total.dtype)[:, None, None]
     if residual is not None and not epilogue.residual_after:
         total = total + residual.to(total.dtype)
-    match epilogue.activation:
-        case "relu":
-            total = F.relu(total)
-        case "relu6":
-            total = F.relu6(total)
-        case "silu":
-            total = F.silu(total)
-        case "leaky_relu":
-            total = F.leaky_relu(total, epilogue.negative_slope)
+    total = activated(total, epilogue.activation, epilogue.negative_slope)
     if residual is not None and epilogue.residual_after:
         total = total + residual.to(total.dtype)
     return F.max_pool2d(total, 2) if epilogue.max_pool else total

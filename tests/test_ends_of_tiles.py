@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from harness import CLASSES, LAYOUTS, Epilogue, make_case, planner_device, problem, yardstick
+from harness import CLASSES, GATED, LAYOUTS, Epilogue, make_case, planner_device, problem, yardstick
 from harness import conv2d as run
 from shapes import Shape
 
@@ -31,6 +31,7 @@ EPILOGUES = [
     Epilogue(bias=True, activation="leaky_relu", negative_slope=0.1),
     Epilogue(bias=True, activation="leaky_relu", negative_slope=1.5),
     Epilogue(bias=True, activation="silu"),
+    *(Epilogue(bias=True, activation=activation) for activation in GATED),
     Epilogue(residual=True),
     Epilogue(residual=True, residual_after=True),
     Epilogue(bias=True, residual=True, activation="relu"),

@@ -25,20 +25,23 @@ ACTIVATIONS = {
     "relu6": [nn.ReLU6(), nn.ReLU6(inplace=True)],
     "silu": [nn.SiLU(), nn.SiLU(inplace=True)],
     "leaky_relu": [nn.LeakyReLU(0.2), nn.LeakyReLU(inplace=True), nn.LeakyReLU(-0.3)],
+    "gelu": [nn.GELU()],
+    "gelu_tanh": [nn.GELU("tanh")],
+    "hardswish": [nn.Hardswish(), nn.Hardswish(inplace=True)],
+    "sigmoid": [nn.Sigmoid()],
 }
 FUNCTIONS = {
     "relu": [
-        F.relu,
-        torch.relu,
-        torch.relu_,
-        lambda y: F.relu(y, inplace=True),
-        lambda y: y.relu(),
-        lambda y: y.relu_(),
+        F.relu, torch.relu, torch.relu_, lambda y: F.relu(y, inplace=True), lambda y: y.relu(), lambda y: y.relu_(),
     ],
     "relu6": [F.relu6, lambda y: F.relu6(y, True)],
     "silu": [F.silu, lambda y: F.silu(y, inplace=True)],
     "leaky_relu": [F.leaky_relu, lambda y: F.leaky_relu(y, 0.3), lambda y: F.leaky_relu(y, negative_slope=0.2)],
-}
+    "gelu": [F.gelu, lambda y: F.gelu(y, approximate="none")],
+    "gelu_tanh": [lambda y: F.gelu(y, approximate="tanh")],
+    "hardswish": [F.hardswish, lambda y: F.hardswish(y, inplace=True)],
+    "sigmoid": [F.sigmoid, torch.sigmoid, torch.sigmoid_, lambda y: y.sigmoid()],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -296,7 +299,7 @@ OTHER_SUMS = {
     "difference": lambda self, x: self.conv(x) - x,
     "slope_of_the_graph": lambda self, x: F.leaky_relu(self.conv(x), x.shape[0] / 8),
     "hardtanh": lambda self, x: F.hardtanh(self.conv(x)),
-    "norm_twice": lambda self, x: self.norm(torch.sigmoid(self.conv(x))),
+    "norm_twice": lambda self, x: self.norm(torch.tanh(self.conv(x))),
 }
 
 
@@ -415,8 +418,8 @@ def test_a_convolution_that_is_used_in_two_ways_becomes_two() -> None:
         return F.relu(self.norm(self.conv(x))) * torch.sigmoid(self.conv(x)) * F.silu(self.conv(x))
 
     fused = check(Function(forward), torch.randn(2, 6, 5, 8))
-    assert sorted(parts(fused)) == ["conv", "conv+bn+relu", "conv+silu"]
-    assert layers(fused) == 2
+    assert sorted(parts(fused)) == ["conv+bn+relu", "conv+sigmoid", "conv+silu"]
+    assert layers(fused) == 3
     assert len({row.name for row in fused.report.rows}) == 3
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fastconv
-from fastconv import integrations, ops
+from fastconv import integrations, ops, settings
 from fastconv.ops import autograd
 
 LATE = ("torch.utils.flop_counter", "torch.distributed.tensor", "torch.onnx")
@@ -174,7 +174,7 @@ def test_onnx_by_dynamo(how: str) -> None:
 def test_onnx_has_every_epilogue() -> None:
     """Of one model: an export takes long."""
     pytest.importorskip("onnxscript", reason="the ONNX exporter needs onnx and onnxscript")
-    activations, residuals = (None, "relu", "relu6", "silu", "leaky_relu"), ("none", "before", "after", "pooled")
+    activations, residuals = (None, *settings.ACTIVATIONS), ("none", "before", "after", "pooled")
     epilogues = list(itertools.product(activations, residuals))
 
     class Convolutions(nn.Module):

@@ -57,6 +57,7 @@ def fits(name, x_shape, w_shape, geometry, dtype, device):
         ("1x1", torch.float32, False, ("leaky_relu", 0.1)),
         ("1x1", torch.bfloat16, True, ("none", 0.0)),
         ("padding beyond the kernel", torch.float32, False, ("relu6", 0.0)),
+        ("1x1", torch.float16, True, ("hardswish", 0.0)),
     ],
 )
 def test_opcheck_conv2d(shape, dtype, channels_last, epilogue, device):
@@ -164,7 +165,7 @@ def test_packed_memory_is_as_it_was_made():
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("activation", ["none", "silu", "relu"])
+@pytest.mark.parametrize("activation", ["none", "silu", "relu", "gelu"])
 def test_packed_gradients(name, activation, device):
     for x_shape, w_shape, *geometry in SHAPES.values():
         if not fits(name, x_shape, w_shape, geometry, torch.float32, device):
@@ -191,6 +192,11 @@ EPILOGUES = [
     {"activation": "leaky_relu", "negative_slope": 0.0},
     {"activation": "leaky_relu", "negative_slope": 0.1, "residual_after": True},
     {"activation": "silu", "residual_after": True},
+    {"activation": "gelu"},
+    {"activation": "gelu_tanh", "residual_after": True},
+    {"activation": "hardswish"},
+    {"activation": "sigmoid"},
+    {"activation": "sigmoid", "residual_after": True},
 ]
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fusing import Function, check, codes, fuse_quietly, norm, parts, sequence
-from harness import ALGORITHMS, CLASSES, DEVICES, LAYOUTS, OWN, Epilogue, make_case, supported, yardstick
+from harness import ALGORITHMS, CLASSES, DEVICES, LAYOUTS, OWN, Epilogue, activated, make_case, supported, yardstick
 from harness import conv2d as run
 from layers import relative_error
 from rewriting import check as check_rewritten
 from shapes import SMALL
-from test_activations import ACTIVATIONS, SHAPES, SPECIAL, assert_same, plain
+from test_activations import ACTIVATIONS, SHAPES, SPECIAL, assert_same
 from torch import Tensor, nn
 from torch.library import opcheck
 
@@ -74,8 +74,8 @@ def test_special_values(algorithm, cls, device):
             x, w, bias, residual.contiguous(memory_format=format), [1, 1], list(shape.padding), [1, 1], shape.groups,
             algorithm, precision, activation, slope, 4, None, None, True,
         )  # fmt: skip
-        activated = plain(bias.float() + 0.0, activation, slope)[None, :, None, None]
-        expected = (activated + residual.float()).to(dtype)
+        finished = activated(bias.float() + 0.0, activation, slope)[None, :, None, None]
+        expected = (finished + residual.float()).to(dtype)
         assert_same(y, expected, activation, f"{shape} {activation} {slope} {format}")
 
 

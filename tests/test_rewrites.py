@@ -38,7 +38,15 @@ WITH_SIX = {
     "silu": (lambda: sequence(conv(6, 6), nn.SiLU()), "conv+silu", ""),
     "leaky_relu": (lambda: sequence(conv(6, 6), nn.LeakyReLU(-0.3)), "conv+leaky_relu", ""),
     "hardtanh": (lambda: sequence(conv(6, 6), nn.Hardtanh()), "conv", ""),
-    "sigmoid": (lambda: sequence(conv(6, 6), nn.Sigmoid()), "conv", ""),
+    "sigmoid": (lambda: sequence(conv(6, 6), nn.Sigmoid()), "conv+sigmoid", ""),
+    "gelu": (lambda: sequence(conv(6, 6), norm(6), nn.GELU()), "conv+bn+gelu", ""),
+    "gelu_tanh": (
+        lambda: Function(lambda m, x: F.gelu(m.conv(x), approximate="tanh") + x),
+        "conv+gelu_tanh+residual",
+        "",
+    ),
+    "hardswish": (lambda: Function(lambda m, x: F.hardswish(m.conv(x) + x)), "conv+residual+hardswish", ""),
+    "silu in two steps": (lambda: Function(lambda m, x: (lambda y: y * y.sigmoid())(m.conv(x))), "conv", ""),
     "two activations": (lambda: sequence(conv(6, 6), nn.ReLU6(), nn.SiLU()), "conv+relu6", ""),
     "norm after activation": (lambda: sequence(conv(6, 6), nn.SiLU(), norm(6)), "conv+silu", ""),
     "residual": (lambda: Function(lambda m, x: F.relu(m.norm(m.conv(x)) + x)), "conv+bn+residual+relu", ""),
@@ -329,7 +337,8 @@ def test_a_table_keeps_what_the_patterns_name():
 
     table = rewrites.table(select_decomp_table())
     assert aten.silu.default not in table
-    assert aten.gelu.default in table
+    assert aten.gelu.default not in table
+    assert aten.elu.default in table
     args = [torch.rand(3) for _ in range(4)]
     x = torch.randn(2, 3, 4, 4)
     for operator in (aten.native_batch_norm.default, aten.cudnn_batch_norm.default):

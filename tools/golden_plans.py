@@ -68,10 +68,12 @@ def problem_of(row: list[Any]) -> _C.ConvProblem:
     *sizes, stride, padding, dilation, groups, cls, layout, epilogue = row
     dtype, precision = CLASSES[cls]
     n, c, h, w, k, r, s = sizes
+    words = epilogue.split()
+    activations = [word for word in words if word not in ("bias", "residual")]
     return _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation),
-        groups=groups, dtype=dtype, precision=precision, layout=layout, bias="bias" in epilogue,
-        residual="residual" in epilogue, activation="relu" if "relu" in epilogue else "none",
+        groups=groups, dtype=dtype, precision=precision, layout=layout, bias="bias" in words,
+        residual="residual" in words, activation=activations[0] if activations else "none",
     )  # fmt: skip
 
 
@@ -103,6 +105,15 @@ def collect() -> Iterator[tuple[list[Any], str, str]]:
             yield bare, device, "backward_weight"
             inputs.append((bare, device, "backward_input"))
     yield from inputs
+    # Activations that not all kernels end with: a 1x1 layer, a depthwise and a dense one.
+    for activation, size in (("hardswish", [64, 40, 28, 28, 240, 1, 1, [1, 1], [0, 0], [1, 1], 1]),
+                             ("hardswish", [64, 144, 28, 28, 144, 5, 5, [2, 2], [2, 2], [1, 1], 144]),
+                             ("gelu", [64, 96, 56, 56, 384, 1, 1, [1, 1], [0, 0], [1, 1], 1]),
+                             ("gelu_tanh", [1, 384, 14, 14, 1536, 1, 1, [1, 1], [0, 0], [1, 1], 1]),
+                             ("sigmoid", [64, 64, 28, 28, 64, 3, 3, [1, 1], [1, 1], [1, 1], 1])):  # fmt: skip
+        for cls in CLASSES:
+            yield [*size, cls, "nhwc", f"bias {activation}"], "h200", "forward"
+        yield [*size, "fp32", "nhwc", f"bias residual {activation}"], "cpu 2", "forward"
 
 
 def answer(row: list[Any], device: _C.DeviceInfo, pass_: str) -> dict[str, Any]:

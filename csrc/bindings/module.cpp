@@ -143,6 +143,7 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   row["reads_nhwc"] = candidate.plan.reads_nhwc;
   row["pools_apart"] = candidate.plan.pools_apart;
   row["norms_apart"] = candidate.plan.norms_apart;
+  row["activates_apart"] = candidate.plan.activates_apart;
   row["copies_x"] = candidate.plan.copies_x;
   row["copies_y"] = candidate.plan.copies_y;
   row["cost_us"] = candidate.plan.cost_us;
@@ -444,6 +445,9 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("n"), py::arg("c"), py::arg("h"), py::arg("w"), py::arg("dtype"), py::arg("device"),
       "Whether the operator group_norm has kernels for an NHWC input of these sizes.");
+  module.def(
+      "is_gated", [](const std::string& activation) { return is_gated(activation_from_name(activation)); },
+      py::arg("activation"), "Whether kernels on a GPU need ends of their own for it: not all have them.");
   module.def(
       "packed_weight_bytes",
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {

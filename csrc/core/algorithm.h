@@ -42,6 +42,8 @@ struct ConvPlan {
   // So are what it does not do of an affine input and of ranges: whoever runs it norms the input before, or copies it
   // into a tensor of its own, or the output from one.
   bool norms_apart = false, copies_x = false, copies_y = false;
+  // A gated activation (is_gated), and with it a residual behind it: passes over y, which is a tensor of its own then.
+  bool activates_apart = false;
 };
 
 // How the weight is laid out for an algorithm. bytes == 0: it reads the plain contiguous [K, C/groups, R, S] weight.
@@ -70,6 +72,7 @@ struct Abilities {
   bool pool = false;    // ConvProblem::max_pool
   bool affine = false;  // input_affine
   bool ranges = false;  // x_channels, y_channels
+  bool gated = false;   // activations that are is_gated(), on CUDA; on the CPU every algorithm has all
 };
 
 struct Algorithm {

@@ -49,6 +49,9 @@ inline double pass_us(double from, double to, const DeviceInfo& device) {
   return launch_us + memory_us(from + to, 0.8, device);
 }
 
+// A function of PyTorch's of each element, behind a convolution: `bytes` read and written.
+inline double elementwise_us(double bytes, const DeviceInfo& device) { return 2.0 + memory_us(bytes, 1.0, device); }
+
 // A CPU function's shares with each instruction set. `generic` takes AVX2's: nobody has measured it.
 template <typename Rates>
 struct CpuRates {

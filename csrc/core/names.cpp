@@ -21,11 +21,15 @@ constexpr NameTable<AccuracyClass, 6> accuracy_names{{{AccuracyClass::ieee, "iee
                                                       {AccuracyClass::bf16, "bf16"},
                                                       {AccuracyClass::other, "other"}}};
 constexpr NameTable<Layout, 2> layout_names{{{Layout::nchw, "nchw"}, {Layout::nhwc, "nhwc"}}};
-constexpr NameTable<Activation, 5> activation_names{{{Activation::none, "none"},
+constexpr NameTable<Activation, 9> activation_names{{{Activation::none, "none"},
                                                      {Activation::relu, "relu"},
                                                      {Activation::relu6, "relu6"},
                                                      {Activation::silu, "silu"},
-                                                     {Activation::leaky_relu, "leaky_relu"}}};
+                                                     {Activation::leaky_relu, "leaky_relu"},
+                                                     {Activation::gelu, "gelu"},
+                                                     {Activation::gelu_tanh, "gelu_tanh"},
+                                                     {Activation::hardswish, "hardswish"},
+                                                     {Activation::sigmoid, "sigmoid"}}};
 
 template <typename Table, typename Enum>
 const char* find_name(const Table& table, Enum value) {

@@ -15,7 +15,11 @@ enum class AccuracyClass : std::uint8_t { ieee, fp32, tf32, fp16, bf16, other };
 // Memory order of input, residual and output. The operators bring every tensor into one of the two.
 enum class Layout : std::uint8_t { nchw, nhwc };
 
-enum class Activation : std::uint8_t { none, relu, relu6, silu, leaky_relu };
+enum class Activation : std::uint8_t { none, relu, relu6, silu, leaky_relu, gelu, gelu_tanh, hardswish, sigmoid };
+
+// A gate, or x times one. On a GPU kernels of their own end with these, so that those of the others have no branch for
+// them. (SiLU, which is one, too, is an end of all kernels.)
+constexpr bool is_gated(Activation activation) { return activation >= Activation::gelu; }
 
 // Where a residual is added: before the activation or after it.
 enum class Residual : std::uint8_t { none, before, after };

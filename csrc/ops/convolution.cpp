@@ -50,6 +50,10 @@ Tensor activate(const Tensor& y, Activation activation, double negative_slope) {
     case Activation::relu6: return call_dispatcher("aten::relu6", "", y);
     case Activation::silu: return call_dispatcher("aten::silu", "", y);
     case Activation::leaky_relu: return leaky_relu(y, negative_slope);
+    case Activation::gelu: return call_dispatcher("aten::gelu", "", y, std::string("none"));
+    case Activation::gelu_tanh: return call_dispatcher("aten::gelu", "", y, std::string("tanh"));
+    case Activation::hardswish: return call_dispatcher("aten::hardswish", "", y);
+    case Activation::sigmoid: return call_dispatcher("aten::sigmoid", "", y);
   }
   return y;
 }
@@ -236,7 +240,7 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   const Tensor x = problem.x_channels != 0 ? read : aligned(in_layout(read, problem.layout));
   std::optional<Tensor> bias, residual;
   if (given_bias) bias = aligned(in_layout(*given_bias, Layout::nchw));
-  if (given_residual) {
+  if (problem.has_residual()) {
     residual = problem.y_channels != 0 ? *given_residual : aligned(in_layout(*given_residual, problem.layout));
   }
 
@@ -246,7 +250,8 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                                            : aligned(in_layout(*weight, Layout::nchw));
   const std::size_t packed_bytes = pack_here ? align_bytes(choice.algorithm->packed_weight(problem, device).bytes) : 0;
   GuardedBytes workspace(packed_bytes + choice.plan.workspace_bytes, input);
-  const bool is_direct = around.out && (problem.y_channels != 0 || is_written(*around.out, problem));
+  const bool is_direct =
+      around.out && !choice.plan.activates_apart && (problem.y_channels != 0 || is_written(*around.out, problem));
   GuardedOutput output = is_direct ? GuardedOutput(*around.out) : GuardedOutput(input, problem);
   auto* base = static_cast<char*>(workspace.data());
   const void* weight_data = filters.const_data_ptr();
@@ -269,7 +274,11 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                       problem.input_affine ? static_cast<const float*>(around.shift->const_data_ptr()) : nullptr};
   kernels.run(args, runtime);
   workspace.check("workspace", choice.algorithm->name);
-  const Tensor y = output.finish(choice.algorithm->name);
+  Tensor y = output.finish(choice.algorithm->name);
+  if (choice.plan.activates_apart) {
+    y = activate(y, asked.activation);
+    if (asked.residual == Residual::after) y = in_layout(add(y, *given_residual), problem.layout);
+  }
   if (around.out && !is_direct) {
     Tensor target = *around.out;
     torch::stable::copy_(target, y);

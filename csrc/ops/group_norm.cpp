@@ -34,8 +34,8 @@ Tensor normed(const Tensor& x, std::optional<Tensor> weight, std::optional<Tenso
   require_parameter("weight", weight, x), require_parameter("bias", bias, x);
   GroupNorm norm;
   norm.activation = activation_from_name(activation_name);
-  FASTCONV_REQUIRE(norm.activation != Activation::leaky_relu,
-                   "activation is 'leaky_relu'; expected none, relu, relu6 or silu");
+  FASTCONV_REQUIRE(norm.activation <= Activation::silu,
+                   "activation is '" + activation_name + "'; expected none, relu, relu6 or silu");
   norm.n = x.size(0), norm.c = x.size(1), norm.pixels = x.size(2) * x.size(3);
   norm.groups = groups, norm.epsilon = epsilon, norm.dtype = dtype_of(x);
   const DeviceInfo& device = device_of(x);

@@ -138,6 +138,10 @@ ConvProblem problem_of_kernels(const ConvPlan& plan, const ConvProblem& asked) {
   if (plan.norms_apart) problem = without_affine(problem);
   if (plan.norms_apart || plan.copies_x) problem.x_channels = 0;
   if (plan.copies_y) problem.y_channels = 0;
+  if (plan.activates_apart) {
+    problem.activation = Activation::none;
+    if (problem.residual == Residual::after) problem.residual = Residual::none;
+  }
   return problem;
 }
 
@@ -164,6 +168,13 @@ ConvPlan with_passes(ConvPlan plan, const ConvPlan& apart, const ConvProblem& as
   plan.norms_apart = apart.norms_apart, plan.copies_x = apart.copies_x, plan.copies_y = apart.copies_y;
   const auto bytes = [&](std::int64_t elements) { return static_cast<double>(elements) * size_of(asked.dtype); };
   const double x = bytes(asked.n * asked.c * asked.h * asked.w), y = bytes(asked.y_numel());
+  plan.activates_apart = apart.activates_apart;
+  if (plan.activates_apart) {
+    const double whole = bytes(asked.output_numel());  // before the pool
+    plan.cost_us += elementwise_us(2.0 * whole, device);
+    plan.config += std::string(", then ") + name_of(asked.activation);
+    if (asked.residual == Residual::after) plan.cost_us += elementwise_us(3.0 * whole, device), plan.config += ", sum";
+  }
   if (plan.norms_apart) plan.cost_us += pass_us(x, x, device), plan.config += ", input normed before";
   if (plan.copies_x) plan.cost_us += pass_us(x, x, device), plan.config += ", input copied";
   if (plan.copies_y) plan.cost_us += pass_us(y, y, device), plan.config += ", output copied";
@@ -172,7 +183,7 @@ ConvPlan with_passes(ConvPlan plan, const ConvPlan& apart, const ConvProblem& as
 
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device, ConvPlan apart) {
   Candidate candidate{&algorithm, Support::yes(), {}};
-  const bool pools_apart = apart.pools_apart = asked.max_pool && !algorithm.abilities.pool;
+  const bool pools_apart = apart.pools_apart = asked.max_pool && (apart.activates_apart || !algorithm.abilities.pool);
   const ConvProblem problem = problem_of_kernels(apart, asked);
   const bool empty = problem.output_numel() == 0;  // not planned, so that no algorithm divides by a size of zero
   if (!is_library(algorithm)) {
@@ -192,19 +203,31 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const D
   return candidate;
 }
 
+// `direct` does in its kernels what is a pass in `simple`.
+Candidate better_of(Candidate direct, Candidate simple) {
+  const bool is_better = !simple.support.ok || direct.plan.cost_us <= simple.plan.cost_us;
+  return direct.support.ok && is_better ? direct : simple;
+}
+
+Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device,
+                   bool activates_apart) {
+  ConvPlan apart = all_apart(asked), kept;
+  const bool passes = apart.norms_apart || apart.copies_x || apart.copies_y;
+  apart.activates_apart = kept.activates_apart = activates_apart;
+  kept.norms_apart = apart.norms_apart && !algorithm.abilities.affine;
+  kept.copies_x = apart.copies_x && !algorithm.abilities.ranges;
+  kept.copies_y = apart.copies_y && (activates_apart || !algorithm.abilities.ranges);
+  Candidate direct = evaluate(algorithm, asked, device, kept);
+  return passes ? better_of(std::move(direct), evaluate(algorithm, asked, device, apart)) : direct;
+}
+
 }  // namespace
 
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device) {
-  const ConvPlan apart = all_apart(asked);
-  if (!apart.norms_apart && !apart.copies_x && !apart.copies_y) return evaluate(algorithm, asked, device, {});
-  Candidate simple = evaluate(algorithm, asked, device, apart);
-  ConvPlan kept;
-  kept.norms_apart = apart.norms_apart && !algorithm.abilities.affine;
-  kept.copies_x = apart.copies_x && !algorithm.abilities.ranges;
-  kept.copies_y = apart.copies_y && !algorithm.abilities.ranges;
-  Candidate direct = evaluate(algorithm, asked, device, kept);
-  const bool is_better = !simple.support.ok || direct.plan.cost_us <= simple.plan.cost_us;
-  return direct.support.ok && is_better ? direct : simple;
+  const bool may_be_apart = is_gated(asked.activation) && device.type == DeviceType::cuda && !is_library(algorithm);
+  if (!may_be_apart) return evaluate(algorithm, asked, device, false);
+  Candidate apart = evaluate(algorithm, asked, device, true);
+  return algorithm.abilities.gated ? better_of(evaluate(algorithm, asked, device, false), std::move(apart)) : apart;
 }
 
 double preference(const Algorithm& algorithm, const DeviceInfo& device) {

@@ -71,8 +71,8 @@ def compile(
     """`torch.compile` with fastconv's convolutions: for inference and training, on plain models.
 
     What follows a convolution goes into it where the kernels can take it: a batch norm with running statistics, a sum
-    of the output's shape, ReLU, ReLU6, SiLU, LeakyReLU, in this order. A convolution that the planner leaves to PyTorch
-    is PyTorch's. Everything else is Inductor's.
+    of the output's shape, ReLU, ReLU6, SiLU, LeakyReLU, GELU, Hardswish, Sigmoid, in this order. A convolution that the
+    planner leaves to PyTorch is PyTorch's. Everything else is Inductor's.
 
     Args:
         model: a torch.nn.Module or a function, as `torch.compile` takes it.

@@ -28,10 +28,15 @@ aten = torch.ops.aten
 _SUMS = ("add", "add_", operator.add, operator.iadd, torch.add)
 _IN_PLACE = "iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift setitem"
 _IN_PLACE_OPERATORS = [getattr(operator, name) for name in _IN_PLACE.split()]
-_ACTIVATION_MODULES = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.LeakyReLU: "leaky_relu"}
+_ACTIVATION_MODULES = {
+    nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.LeakyReLU: "leaky_relu", nn.GELU: "gelu",
+    nn.Hardswish: "hardswish", nn.Sigmoid: "sigmoid",
+}  # fmt: skip
 _ACTIVATION_FUNCTIONS: dict[Any, str] = {
     torch.relu: "relu", torch.relu_: "relu", F.relu: "relu", F.relu_: "relu", "relu": "relu", "relu_": "relu",
-    F.relu6: "relu6", F.silu: "silu", F.leaky_relu: "leaky_relu", F.leaky_relu_: "leaky_relu",
+    F.relu6: "relu6", F.silu: "silu", F.leaky_relu: "leaky_relu", F.leaky_relu_: "leaky_relu", F.gelu: "gelu",
+    F.hardswish: "hardswish", F.sigmoid: "sigmoid", torch.sigmoid: "sigmoid", torch.sigmoid_: "sigmoid",
+    "sigmoid": "sigmoid", "sigmoid_": "sigmoid",
 }  # fmt: skip
 CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 _MAX_POOLS = (F.max_pool2d, torch.max_pool2d)
@@ -203,7 +208,8 @@ def _module_of(node: fx.Node, module: nn.Module) -> Spelled | None:
     if type(module) in _UPSAMPLINGS:
         return _upsampling({name: getattr(module, name, None) for name in _UPSAMPLING_ARGUMENTS}, hooks)
     name = _ACTIVATION_MODULES.get(type(module))
-    return None if name is None else _activation(name, getattr(module, "negative_slope", 0.01), hooks)
+    slope, how = getattr(module, "negative_slope", 0.01), getattr(module, "approximate", "none")
+    return None if name is None else _activation(name, slope, how, hooks)
 
 
 def _fused_layer(node: fx.Node, layer: Conv2d) -> Spelled | None:
@@ -252,7 +258,7 @@ def _function_of(node: fx.Node) -> Spelled | None:
     if name is None:
         return None
     slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
-    return _activation(name, slope)
+    return _activation(name, slope, node.kwargs.get("approximate", "none"))
 
 
 def _concatenation(node: fx.Node) -> Spelled | None:
@@ -264,8 +270,12 @@ def _concatenation(node: fx.Node) -> Spelled | None:
     return Spelled(aten.cat.default, lambda *parts: (list(parts), dim)) if isinstance(dim, int) else None
 
 
-def _activation(name: str, slope: Any, obstacle: Obstacle | None = None) -> Spelled | None:
+def _activation(name: str, slope: Any, approximate: Any, obstacle: Obstacle | None = None) -> Spelled | None:
     target, *rest = ACTIVATIONS[name]
+    if name == "gelu":
+        if approximate not in ("none", "tanh"):
+            return None
+        rest = [approximate]
     if name == "leaky_relu":
         if not isinstance(slope, (int, float)):
             return None

@@ -93,6 +93,12 @@ def _activation_gradient(grad: Tensor, saved: Tensor, activation: str, slope: fl
         return aten.hardtanh_backward(grad, saved, 0.0, 6.0)
     if activation == "leaky_relu":
         return aten.leaky_relu_backward(grad, saved, slope, saved_is_output)
+    if activation == "hardswish":
+        return aten.hardswish_backward(grad, saved)
+    if activation == "sigmoid":
+        return aten.sigmoid_backward(grad, saved if saved_is_output else torch.sigmoid(saved))
+    if activation in ("gelu", "gelu_tanh"):
+        return aten.gelu_backward(grad, saved, approximate="tanh" if activation == "gelu_tanh" else "none")
     assert activation == "silu"
     if not torch.is_grad_enabled():
         return aten.silu_backward(grad, saved)
@@ -101,8 +107,9 @@ def _activation_gradient(grad: Tensor, saved: Tensor, activation: str, slope: fl
 
 
 def _output_tells_gradient(activation: str, slope: float) -> bool:
-    """Whether the sign of the pre-activation can be read from the output, so that it need not be computed again."""
-    return activation in ("relu", "relu6") or (activation == "leaky_relu" and slope > 0)
+    """Whether what the gradient asks of the pre-activation can be read from the output, so that it need not be computed
+    again."""
+    return activation in ("relu", "relu6", "sigmoid") or (activation == "leaky_relu" and slope > 0)
 
 
 def _epilogue_setup(ctx: Any, residual: int, residual_after: bool) -> None:

@@ -55,7 +55,11 @@ def activate(y: Tensor, activation: str, slope: float, inplace: bool = False) ->
     """activation(y), by PyTorch; not of "none"."""
     if activation == "leaky_relu":
         return F.leaky_relu(y, slope, inplace)
-    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu}[activation](y, inplace)
+    if activation in ("gelu", "gelu_tanh"):
+        return (aten.gelu_ if inplace else aten.gelu)(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation == "sigmoid":
+        return y.sigmoid_() if inplace else y.sigmoid()
+    return {"relu": F.relu, "relu6": F.relu6, "silu": F.silu, "hardswish": F.hardswish}[activation](y, inplace)
 
 
 def conv_transpose2d(

@@ -45,6 +45,8 @@ _KEPT = (
     aten.silu.default,
     aten.hardtanh.default,
     aten.leaky_relu.default,
+    aten.gelu.default,
+    aten.hardswish.default,
     aten.native_group_norm.default,
 )
 _MAX_POOL = aten.max_pool2d_with_indices.default  # kept if it is one that a convolution can end in

@@ -28,7 +28,7 @@ from fastconv.rewrites.convolution import (
 )
 from fastconv.rewrites.editor import Editor, is_written, read, spelled, value_of
 from fastconv.rewrites.folding import double
-from fastconv.rewrites.patterns import ACTIVATIONS, Match, Rewrite, first_output, never
+from fastconv.rewrites.patterns import NORM_ACTIVATIONS, Match, Rewrite, emit_activation, first_output, never
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -67,9 +67,7 @@ def _as_pytorchs(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     if call.residual is not None and not call.residual_after:
         node = edit.emit(aten.add.Tensor, node, call.residual)
     if call.activation != "none":
-        target, *arguments = ACTIVATIONS[call.activation]
-        slope = [call.negative_slope] if call.activation == "leaky_relu" else []
-        node = edit.emit(target, node, *arguments, *slope)
+        node = emit_activation(edit, node, call.activation, call.negative_slope)
     if call.residual is not None and call.residual_after:
         node = edit.emit(aten.add.Tensor, node, call.residual)
     if call.max_pool:
@@ -119,8 +117,7 @@ class Norm(NamedTuple):
     nodes: tuple[fx.Node, ...]  # the norm and the activation
 
 
-_INPUT_ACTIVATIONS = {target: (name, arguments) for name, (target, *arguments) in ACTIVATIONS.items()}
-del _INPUT_ACTIVATIONS[aten.leaky_relu.default]
+_INPUT_ACTIVATIONS = {target: (name, arguments) for name, (target, *arguments) in NORM_ACTIVATIONS.items()}
 
 
 def norm_before(value: fx.Node) -> Norm | None:
@@ -182,7 +179,7 @@ def _around(call: Call, norm: Norm | None, y_channels: int) -> Around | None:
         return _around(call, norm, 0)
     row = plan_of(around.call(call), **around.arguments())
     assert row is not None
-    if norm is not None and (is_librarys(row["algorithm"]) or row["norms_apart"]):
+    if norm is not None and (is_librarys(row["algorithm"]) or row["norms_apart"] or row["activates_apart"]):
         return _around(call, None, y_channels)
     if y_channels != 0 and (is_librarys(row["algorithm"]) or row["copies_y"]):
         return _around(call, norm, 0)

@@ -281,6 +281,14 @@ def pools_inside(call: Call) -> bool:
     return row is not None and row["ok"] and not row["pools_apart"]
 
 
+def activates_inside(call: Call) -> bool:
+    """Whether what the planner takes for the call ends with its activation, and with what stands behind that."""
+    if not _C.is_gated(call.activation):
+        return True
+    row = plan_of(call)
+    return row is not None and row["ok"] and not row["activates_apart"]
+
+
 def is_channels_last(call: Call) -> bool:
     """Whether the operator computes in that format: only there are ranges of channels ranges."""
     return ops.format_of(value_of(call.input), value_of(call.weight)) == torch.channels_last

@@ -4,7 +4,7 @@ begins, what it finds there, what forbids it, and what takes the place of what i
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from fastconv.rewrites.convolution import (
     Call,
     Obstacle,
     Taken,
+    activates_inside,
     call_of,
     describe,
     is_in_class,
@@ -205,7 +206,11 @@ def _sum_obstacle(match: Match, asked: Asked) -> Obstacle | None:
         return "residual", f"what is added is {other.dtype} on {other.device}"
     if other.dim() != 4 or not all(same(a, b) for a, b in zip(other.shape, y.shape, strict=True)):
         return "residual", "what is added has another shape"
-    return None
+    call = call_of(match.conv)
+    assert call is not None
+    if activates_inside(call._replace(residual=match.found["other"], residual_after=True)):
+        return None
+    return "residual", f"its kernels add nothing behind {call.activation}"
 
 
 def _add(match: Match, asked: Asked, edit: Editor) -> fx.Node:
@@ -215,24 +220,58 @@ def _add(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 
 RESIDUAL = Rewrite("sum", (aten.add.Tensor,), _find_sum, _sum_obstacle, _add)
 
-# The kernels' activations: the operator, and its arguments behind the tensor; those of leaky ReLU are its slope.
+# The kernels' activations: the operator, and its arguments behind the tensor; those of leaky ReLU are its slope. What
+# GELU approximates by stands where the operator has a keyword.
 ACTIVATIONS: dict[str, tuple[Any, ...]] = {
     "relu": (aten.relu.default,),
     "silu": (aten.silu.default,),
     "relu6": (aten.hardtanh.default, 0.0, 6.0),
     "leaky_relu": (aten.leaky_relu.default,),
+    "gelu": (aten.gelu.default,),
+    "gelu_tanh": (aten.gelu.default, "tanh"),
+    "hardswish": (aten.hardswish.default,),
+    "sigmoid": (aten.sigmoid.default,),
 }
+# Those of group norms and of affine inputs.
+NORM_ACTIVATIONS = {name: ACTIVATIONS[name] for name in ("relu", "silu", "relu6")}
+
+
+def activation_of(target: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> tuple[str, float] | None:
+    """The name of what an operator computes with these arguments behind its tensor, and leaky ReLU's slope."""
+    if target is aten.leaky_relu.default:
+        return ("leaky_relu", float(arguments[0]) if arguments else 0.01) if not keywords else None
+    if target is aten.gelu.default:
+        arguments = [how for how in (*arguments, *keywords.values()) if how != "none"]
+    elif keywords:
+        return None
+    names = [name for name, found in ACTIVATIONS.items() if found == (target, *arguments)]
+    return (names[0], 0.0) if names else None
+
+
+def emit_activation(edit: Editor, x: fx.Node, name: str, slope: float) -> fx.Node:
+    target, *arguments = ACTIVATIONS[name]
+    if name == "leaky_relu":
+        arguments = [slope]
+    return edit.emit(target, x, approximate="tanh") if name == "gelu_tanh" else edit.emit(target, x, *arguments)
 
 
 def _find_activation(node: fx.Node, asked: Asked) -> Match | None:
     target, (x, *rest), kwargs = read(node)
-    name = next(name for name, (operator, *_) in ACTIVATIONS.items() if operator is target)
-    slope = 0.0
-    if name == "leaky_relu":
-        slope = float(rest.pop()) if rest else 0.01
-    if kwargs or tuple(rest) != ACTIVATIONS[name][1:] or _open_call(x) is None:
+    found = activation_of(target, rest, kwargs)
+    if found is None or _open_call(x) is None:
         return None
-    return Match(node, x, {"activation": name, "slope": slope})
+    if found[0] == "sigmoid" and len(x.users) > 1:
+        return None  # SiLU in two steps, which nobody expects in there
+    return Match(node, x, dict(zip(("activation", "slope"), found, strict=True)))
+
+
+def _activation_obstacle(match: Match, asked: Asked) -> Obstacle | None:
+    call = call_of(match.conv)
+    assert call is not None
+    name = match.found["activation"]
+    if value_of(match.conv) is None or activates_inside(call._replace(activation=name)):
+        return None  # a graph without shapes: the layer has a pass follow kernels that do not end with it
+    return "activation", f"its kernels do not end with {name}"
 
 
 def _activate(match: Match, asked: Asked, edit: Editor) -> fx.Node:
@@ -241,7 +280,11 @@ def _activate(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 
 
 ACTIVATION = Rewrite(
-    "activation", tuple(target for target, *_ in ACTIVATIONS.values()), _find_activation, never, _activate
+    "activation",
+    tuple({target: None for target, *_ in ACTIVATIONS.values()}),
+    _find_activation,
+    _activation_obstacle,
+    _activate,
 )
 
 
@@ -403,8 +446,8 @@ def _find_norm_activation(node: fx.Node, asked: Asked) -> Match | None:
     x, *rest = node.args
     if not isinstance(x, fx.Node) or x.target is not ops.group_norm_op or len(x.users) > 1 or x.args[-1] != "none":
         return None
-    name = next(name for name, (operator, *_) in ACTIVATIONS.items() if operator is node.target)
-    return Match(node, x, {"name": name}) if tuple(rest) == ACTIVATIONS[name][1:] else None
+    name = next(name for name, (operator, *_) in NORM_ACTIVATIONS.items() if operator is node.target)
+    return Match(node, x, {"name": name}) if tuple(rest) == NORM_ACTIVATIONS[name][1:] else None
 
 
 def _norm_activation(match: Match, asked: Asked, edit: Editor) -> fx.Node:
@@ -413,8 +456,8 @@ def _norm_activation(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 
 
 NORM_ACTIVATION = Rewrite(
-    "group norm's activation", tuple(target for name, (target, *_) in ACTIVATIONS.items() if name != "leaky_relu"),
-    _find_norm_activation, never, _norm_activation,
+    "group norm's activation", tuple(target for target, *_ in NORM_ACTIVATIONS.values()), _find_norm_activation,
+    never, _norm_activation,
 )  # fmt: skip
 
 

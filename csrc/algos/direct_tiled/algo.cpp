@@ -3,6 +3,7 @@
 #include "algos/direct_tiled/resident/plan.h"
 #include "core/algorithm.h"
 #include "core/fitted.h"
+#include "core/names.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::direct_tiled {
@@ -16,6 +17,23 @@ std::string extent(const ConvProblem& problem) {
          std::to_string(problem.dilation_h) + "x" + std::to_string(problem.dilation_w);
 }
 
+// On CUDA: what the kernel of two channels a thread has in half types.
+Support supports_gated(const ConvProblem& problem, const DeviceInfo& device) {
+  const auto no = [&](const std::string& met, const std::string& needed) {
+    return Support::no("activation", met + "; direct_tiled needs " + needed + " for " + name_of(problem.activation));
+  };
+  if (size_of(problem.dtype) != 2) {
+    return no(std::string("the class is ") + name_of(problem.accuracy), "fp16 or bf16");
+  }
+  const auto config = depthwise::choose(problem, device);
+  if (!config || !config->pairs) {
+    return no("the kernel is " + extent(problem) + " of " + std::to_string(problem.c) + " channels in " +
+                  std::to_string(problem.groups) + " groups, " + name_of(problem.layout),
+              "a depthwise one, 3x3, 5x5 or 7x7, of pairs of channels in nhwc");
+  }
+  return Support::yes();
+}
+
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const bool cpu = device.type == DeviceType::cpu;
   const std::int64_t limit = cpu ? cpu_max_scratch_bytes : max_bytes(device);
@@ -23,6 +41,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("kernel_size", "the kernel is " + extent(problem) + "; no patch of that fits " +
                                           (cpu ? "scratch" : "shared memory"));
   }
+  if (!cpu && is_gated(problem.activation)) return supports_gated(problem, device);
   const Choice choice = cpu ? Choice{} : choose(problem, device);
   const bool fits = cpu ? choose_cpu_config(problem).scratch_bytes() <= limit
                         : choice.tiled || choice.resident || choice.depthwise || choice.few_filters || choice.pointwise;
@@ -117,7 +136,7 @@ const Algorithm algorithm{
     .supports = supports,
     .plan = plan,
     .packed_weight = plain_weight,
-    .abilities = {.ranges = true},
+    .abilities = {.ranges = true, .gated = true},
 };
 
 }  // namespace fastconv::algos::direct_tiled

@@ -9,6 +9,7 @@
 #include "core/algorithm.h"
 #include "core/cost.h"
 #include "core/fitted.h"
+#include "core/names.h"
 #include "core/roundoffs.h"
 
 namespace fastconv::algos::implicit_gemm {
@@ -46,6 +47,28 @@ Support supports_affine(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
+// On CUDA, where kernels of their own end with a gated activation: Hopper's, in classes of 11 bits and fewer.
+Support supports_gated(const ConvProblem& problem, const DeviceInfo& device) {
+  const auto no = [&](const std::string& met, const std::string& needed) {
+    return Support::no("activation", met + "; implicit_gemm needs " + needed + " for " + name_of(problem.activation));
+  };
+  const bool single = problem.accuracy == AccuracyClass::tf32;
+  if (!single && size_of(problem.dtype) != 2) {
+    return no(std::string("the class is ") + name_of(problem.accuracy), "fp16, bf16 or tf32");
+  }
+  if (!persistent::is_used(problem, device)) {
+    return no("compute capability is " + std::to_string(device.compute_capability) + " and a pixel has " +
+                  std::to_string(problem.c) + " channels in " + std::to_string(problem.groups) + " groups",
+              "90, whole 16 bytes and one group");
+  }
+  if (single && problem.r * problem.s != 1) {
+    return no("the filter is " + std::to_string(problem.r) + "x" + std::to_string(problem.s), "1x1 in class tf32");
+  }
+  if (problem.has_residual()) return no("there is a residual", "none");
+  if (problem.input_affine) return no("the input is affine", "a plain one");
+  return Support::yes();
+}
+
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device);
 
 // The persistent kernel copies a residual to shared memory, and adds it to partial sums, as a tensor of its own.
@@ -77,6 +100,9 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
     return Support::no("stride", "stride is " + std::to_string(problem.stride_h) + "x" +
                                      std::to_string(problem.stride_w) + "; implicit_gemm needs at most " +
                                      std::to_string(persistent::max_stride) + " on this GPU");
+  }
+  if (device.type == DeviceType::cuda && is_gated(problem.activation)) {
+    if (Support support = supports_gated(problem, device); !support.ok) return support;
   }
   if (problem.input_affine && device.type == DeviceType::cuda) return supports_affine(problem, device);
   if (reads_dense_residual(problem, device)) {
@@ -210,6 +236,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   }
   ConvPlan other =
       persistent::is_used(problem, device) ? plan_for_hopper(problem, device) : plan_portable(problem, device);
+  if (is_gated(problem.activation)) return other;  // few_channels has no kernels for that
   std::optional<few_channels::Plan> few = few_channels::make_plan(problem, device);
   if (!few) return other;
   const double transposition = other.reads_nhwc && problem.layout == Layout::nchw
@@ -244,7 +271,7 @@ const Algorithm algorithm{
     .supports = supports,
     .plan = plan,
     .packed_weight = packed_weight,
-    .abilities = {.affine = true, .ranges = true},
+    .abilities = {.affine = true, .ranges = true, .gated = true},
 };
 
 }  // namespace fastconv::algos::implicit_gemm

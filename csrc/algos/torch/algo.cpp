@@ -168,12 +168,11 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
 // What follows the convolution takes passes over the output: the bias (on CUDA, where cuDNN is not asked to add it, by
 // a kernel far from the bandwidth), the residual, the activation.
 double epilogue_us(const ConvProblem& problem, const DeviceInfo& device) {
-  const double y_us =
-      memory_us(static_cast<double>(problem.output_numel()) * static_cast<double>(size_of(problem.dtype)), 1.0, device);
+  const double y = static_cast<double>(problem.output_numel()) * static_cast<double>(size_of(problem.dtype));
   const bool bias_pass = problem.has_bias && device.type == DeviceType::cuda;
-  return (bias_pass ? 2.0 + (problem.dtype == DType::f32 ? 3.0 : 5.5) * y_us : 0.0) +
-         (problem.has_residual() ? 2.0 + 3.0 * y_us : 0.0) +
-         (problem.activation != Activation::none ? 2.0 + 2.0 * y_us : 0.0);
+  return (bias_pass ? elementwise_us((problem.dtype == DType::f32 ? 3.0 : 5.5) * y, device) : 0.0) +
+         (problem.has_residual() ? elementwise_us(3.0 * y, device) : 0.0) +
+         (problem.activation != Activation::none ? elementwise_us(2.0 * y, device) : 0.0);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

@@ -120,7 +120,7 @@ class ClusterReduce {
 #pragma unroll
         for (int e = 0; e < size; ++e) bias[i][e] = to_float(filters.bias[filter + e]);
       }
-      store_vectors(params_, 0, index, value, bias);
+      store_vectors<S>(params_, 0, index, value, bias);
     }
   }
 
@@ -146,7 +146,7 @@ class ClusterReduce {
           sum += one;
         }
       }
-      params_.y[index] = params_.epilogue.finish(sum + to_float(filters.bias[filter]), index);
+      params_.y[index] = finish_one<S>(params_.epilogue, sum + to_float(filters.bias[filter]), index);
     }
   }
 

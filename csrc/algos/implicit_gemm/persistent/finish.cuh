@@ -3,6 +3,7 @@
 
 #include "algos/implicit_gemm/persistent/tile.cuh"
 #include "device/activation.cuh"
+#include "device/fast_gates.cuh"
 #include "device/fast_silu.cuh"
 #include "device/power_of_two.h"
 
@@ -52,18 +53,29 @@ enum class Finish {
   silu,      // bias, SiLU: of half types and TF32
   residual,  // bias, the residual, and ReLU, ReLU6 or nothing
   general,   // the rest: by finish_in_place()
+  gelu,      // bias, and one of these: S::gated has no others, but partial
+  gelu_tanh,
+  hardswish,
+  sigmoid,
 };
 template <Finish finish>
 constexpr std::integral_constant<Finish, finish> is{};
 template <typename S>
 constexpr bool has_residual_finish = S::split && !S::transforms && !S::affine;
+constexpr bool is_gate(Finish finish) { return finish >= Finish::gelu; }
 template <typename S, Finish finish>
-constexpr bool has_finish = finish == Finish::residual ? has_residual_finish<S> : finish != Finish::silu || !S::split;
+constexpr bool has_finish = S::gated                     ? is_gate(finish) || finish == Finish::partial
+                            : finish == Finish::residual ? has_residual_finish<S>
+                                                         : !is_gate(finish) && (finish != Finish::silu || !S::split);
 
 template <typename S>
 __device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params) {
   const ActivationFunction& activate = params.epilogue.activate;
   if (params.partial != nullptr) return Finish::partial;
+  if constexpr (S::gated) {  // in the order of Activation
+    return static_cast<Finish>(static_cast<int>(Finish::gelu) + static_cast<int>(activate.gated) -
+                               static_cast<int>(Activation::gelu));
+  }
   const Finish finish = activate.clamps                                        ? Finish::clamped
                         : activate.negative_slope == 1.0f && !activate.is_silu ? Finish::plain
                         : leaks(activate)                                      ? Finish::leaky
@@ -71,6 +83,14 @@ __device__ __forceinline__ Finish finish_of(const Params<typename S::T>& params)
                                                                                : Finish::general;
   if (params.epilogue.residual == nullptr) return finish;
   return has_residual_finish<S> && params.residual_stages > 0 ? Finish::residual : Finish::general;
+}
+
+// A value with its bias, for any order of y.
+template <typename S>
+__device__ __forceinline__ typename S::T finish_one(const Epilogue<typename S::T>& epilogue, float value,
+                                                    std::int64_t index) {
+  if constexpr (S::gated) return from_float<typename S::T>(fast_gated(epilogue.activate.gated, value));
+  return epilogue.finish(value, index);
 }
 
 // 16 bytes of y with their residual (Finish::residual).
@@ -119,6 +139,10 @@ __device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, 
       if constexpr (finish == Finish::clamped) value = clamp(value, params.epilogue.activate.cap);
       if constexpr (finish == Finish::leaky) value = leak(value, params.epilogue.activate.negative_slope);
       if constexpr (finish == Finish::silu) value = fast_silu(value);
+      if constexpr (finish == Finish::gelu) value = fast_gelu(value);
+      if constexpr (finish == Finish::gelu_tanh) value = fast_gelu_tanh(value);
+      if constexpr (finish == Finish::hardswish) value = fast_hardswish(value);
+      if constexpr (finish == Finish::sigmoid) value = fast_sigmoid(value);
       values[e] = value;
     }
     if constexpr (finish == Finish::residual) add_residual<T>(params.epilogue.activate, residual_of(i), values);

@@ -25,7 +25,7 @@ class Loader {
   // Everything that one work tile reads. stores: it is not only measured.
   __device__ __forceinline__ void run(const WorkTile& work_tile, bool stores) {
     Control& control = *shared_.control;
-    if constexpr (residual_first<T>) load_residual(work_tile);
+    if constexpr (residual_first<T> && !S::gated) load_residual(work_tile);
     unsigned packed_tile = work_tile.filter_tile;
     const unsigned half = params_.by_n_splits.divmod(packed_tile);
     const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::limb_bytes;

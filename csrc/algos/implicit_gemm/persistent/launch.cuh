@@ -1,5 +1,5 @@
-// From a plan to a launch of the Hopper kernel. Each class has a .cu file of its own, and one for affine inputs, so
-// that they compile side by side.
+// From a plan to a launch of the Hopper kernel. Each class has a .cu file of its own, one for affine inputs and one for
+// gated activations, so that they compile side by side.
 #pragma once
 
 #include "algos/implicit_gemm/persistent/convert.cuh"
@@ -125,8 +125,8 @@ void launch(const Params<typename S::T>& params, const CUtensorMap& x_map, const
                                                              residual_map, params);
 }
 
-// `sources`: those that the plan may have.
-template <typename T, Mode mode, Source... sources>
+// gated: the problem's activation. `sources`: those that the plan may have.
+template <typename T, Mode mode, bool gated, Source... sources>
 void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params, const void* x, DType x_type,
                 Runtime& runtime) {
   const ConvProblem& problem = args.problem;
@@ -158,8 +158,8 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
   const auto try_source = [&](auto filter_tile, auto row_blocks, auto source) {
     if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks() || plan.source != source()) return;
     if constexpr (source() != Source::affine || has_affine_kernel(filter_tile(), row_blocks())) {
-      launch<Shape<T, mode, filter_tile(), row_blocks(), source()>>(params, x_map, y_map, residual_map,
-                                                                    plan.shared_bytes(), blocks, cluster, stream);
+      launch<Shape<T, mode, filter_tile(), row_blocks(), source(), gated>>(
+          params, x_map, y_map, residual_map, plan.shared_bytes(), blocks, cluster, stream);
     }
   };
   const auto try_rows = [&](auto filter_tile, auto source) {
@@ -182,9 +182,9 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
     const FastDivide by_inner = nhwc ? 1 : problem.p() * problem.q();
     const auto sum_blocks =
         static_cast<unsigned>(std::min<std::int64_t>(ceil_div(numel, 256), runtime.device().processors * 8));
-    reduce_split_k<T><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.split_k), numel, by_inner, problem.k,
-                                                      problem.y_pitch() - problem.k, params.partial, params.epilogue,
-                                                      params.y);
+    reduce_split_k<T, gated><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.split_k), numel, by_inner, problem.k,
+                                                             problem.y_pitch() - problem.k, params.partial,
+                                                             params.epilogue, params.y);
     check_launch("implicit_gemm: sum of split_k");
   }
 }
@@ -196,7 +196,7 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   void* workspace = args.workspace;  // plan.workspace_bytes()
   Params<T> params = make_params<T, mode>(args, plan, workspace, runtime);
   if constexpr (mode == Mode::single) {
-    constexpr auto run_source = run_kernel<T, mode, Source::transformed, Source::raw, Source::converted>;
+    constexpr auto run_source = run_kernel<T, mode, false, Source::transformed, Source::raw, Source::converted>;
     if (plan.source == Source::converted) {
       const std::int64_t blocks = plan.convert_blocks(problem);
       int* exponents = reinterpret_cast<int*>(static_cast<char*>(workspace) + plan.converted_bytes(problem));
@@ -218,16 +218,22 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
     }
     run_source(args, plan, params, x, problem.dtype, runtime);
   } else if constexpr (mode == Mode::split) {
-    run_kernel<T, mode, Source::transformed, Source::raw>(args, plan, params, x, problem.dtype, runtime);
+    run_kernel<T, mode, false, Source::transformed, Source::raw>(args, plan, params, x, problem.dtype, runtime);
   } else {
-    run_kernel<T, mode, Source::fp16>(args, plan, params, x, problem.dtype, runtime);
+    run_kernel<T, mode, false, Source::fp16>(args, plan, params, x, problem.dtype, runtime);
   }
 }
 
 template <typename T, Mode mode>
 void run_affine(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_kernel<T, mode, Source::affine>(args, plan, make_params<T, mode>(args, plan, args.workspace, runtime), args.x,
-                                      args.problem.dtype, runtime);
+  run_kernel<T, mode, false, Source::affine>(args, plan, make_params<T, mode>(args, plan, args.workspace, runtime),
+                                             args.x, args.problem.dtype, runtime);
+}
+
+template <typename T, Mode mode>
+void run_gated(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  run_kernel<T, mode, true, mode == Mode::single ? Source::raw : Source::fp16>(
+      args, plan, make_params<T, mode>(args, plan, args.workspace, runtime), args.x, args.problem.dtype, runtime);
 }
 
 template <typename T, Mode mode>

@@ -1,4 +1,4 @@
-// The persistent kernel's entry points, two .cu files for each class.
+// The persistent kernel's entry points, two or three .cu files for each class.
 #pragma once
 
 #include "algos/implicit_gemm/persistent/plan.h"
@@ -9,6 +9,7 @@ namespace fastconv::algos::implicit_gemm::persistent {
 #define FASTCONV_DECLARE(name)                                                      \
   void run_##name(const ConvArgs& args, const Plan& plan, Runtime& runtime);        \
   void run_affine_##name(const ConvArgs& args, const Plan& plan, Runtime& runtime); \
+  void run_gated_##name(const ConvArgs& args, const Plan& plan, Runtime& runtime);  \
   void pack_##name(const PackArgs& args, Runtime& runtime);
 FASTCONV_DECLARE(fp32)
 FASTCONV_DECLARE(tf32)
@@ -17,13 +18,13 @@ FASTCONV_DECLARE(bf16)
 #undef FASTCONV_DECLARE
 
 inline void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  const bool affine = plan.affine();
+  const bool affine = plan.affine(), gated = is_gated(args.problem.activation);
   const auto run_class = [&] {
     switch (plan.weights.mode) {
       case Mode::split: return affine ? run_affine_fp32 : run_fp32;
-      case Mode::single: return affine ? run_affine_tf32 : run_tf32;
-      case Mode::fp16: return affine ? run_affine_fp16 : run_fp16;
-      default: return affine ? run_affine_bf16 : run_bf16;
+      case Mode::single: return affine ? run_affine_tf32 : gated ? run_gated_tf32 : run_tf32;
+      case Mode::fp16: return affine ? run_affine_fp16 : gated ? run_gated_fp16 : run_fp16;
+      default: return affine ? run_affine_bf16 : gated ? run_gated_bf16 : run_bf16;
     }
   }();
   run_class(args, plan, runtime);

@@ -68,7 +68,7 @@ class Multiplier {
     if constexpr (S::converted) find_exponents(work_tile);
     FilterData<S>& filters = shared_.filter_data[threadIdx.x / 32];
     filters.fetch(params_, work_tile.filter_tile);
-    if constexpr (residual_first<T>) {
+    if constexpr (residual_first<T> && !S::gated) {
       if (work_tile.residual_stages > 0) start_with_residual(total);
     }
     bool off = false;

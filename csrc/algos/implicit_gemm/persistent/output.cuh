@@ -28,9 +28,11 @@ constexpr int moderate_exponent = 64;
 
 // Some vectors, each of `size` neighbours in y (or in the partial sums), with bias; index -1: not in y. Everything is
 // done for all of them at once: the warps are too few to hide the latency of one after the other.
-template <typename T, int count, int size>
-__device__ __forceinline__ void store_vectors(const Params<T>& params, int split, const std::int64_t (&index)[count],
-                                              float (&value)[count][size], const float (&bias)[count][size]) {
+template <typename S, int count, int size>
+__device__ __forceinline__ void store_vectors(const Params<typename S::T>& params, int split,
+                                              const std::int64_t (&index)[count], float (&value)[count][size],
+                                              const float (&bias)[count][size]) {
+  using T = typename S::T;
   if (params.partial != nullptr) {
     float* partial = params.partial + split * params.y_numel;
 #pragma unroll
@@ -51,7 +53,11 @@ __device__ __forceinline__ void store_vectors(const Params<T>& params, int split
     }
   };
   const Epilogue<T>& epilogue = params.epilogue;
+  const ActivationFunction& activate = epilogue.activate;
   for_each([&](float v, int i, int e) { return v + bias[i][e]; });
+  if constexpr (S::gated) {
+    apply_gated(activate.gated, [&](auto&& apply) { for_each([&](float v, int, int) { return apply(v); }); });
+  }
   const auto add_residual = [&] {
     Vector<T, size> residual[count];
 #pragma unroll
@@ -60,14 +66,15 @@ __device__ __forceinline__ void store_vectors(const Params<T>& params, int split
     }
     for_each([&](float v, int i, int e) { return v + to_float(residual[i].e[e]); });
   };
-  if (epilogue.adds_before()) add_residual();
-  const ActivationFunction& activate = epilogue.activate;
-  if (activate.is_silu) {
-    for_each([](float v, int, int) { return ActivationFunction::silu(v); });
-  } else if (activate.negative_slope != 1.0f || activate.cap != INFINITY) {
-    for_each([&](float v, int, int) { return activate.piecewise(v); });
+  if constexpr (!S::gated) {
+    if (epilogue.adds_before()) add_residual();
+    if (activate.is_silu) {
+      for_each([](float v, int, int) { return ActivationFunction::silu(v); });
+    } else if (activate.negative_slope != 1.0f || activate.cap != INFINITY) {
+      for_each([&](float v, int, int) { return activate.piecewise(v); });
+    }
+    if (epilogue.adds_after()) add_residual();
   }
-  if (epilogue.adds_after()) add_residual();
 #pragma unroll
   for (int i = 0; i < count; ++i) {
     Vector<T, size> result;
@@ -101,7 +108,7 @@ __device__ __forceinline__ void store_pixel_quads(const Params<typename S::T>& p
       if constexpr (S::scaled) value[i][e] *= factor[e] * of_filter;
     }
   }
-  store_vectors(params, split, index, value, bias);
+  store_vectors<S>(params, split, index, value, bias);
 }
 
 // The same of NHWC, where four filters of a pixel are not one access: a lane has one filter, of a few pixels at a time.
@@ -140,7 +147,12 @@ __device__ __forceinline__ void store_columns(const Params<typename S::T>& param
     }
 #pragma unroll
     for (int i = 0; i < batch; ++i) {
-      const T result = from_float<T>(epilogue.finish_value(value[i] + bias, other[i]));
+      T result;
+      if constexpr (S::gated) {
+        result = finish_one<S>(epilogue, value[i] + bias, index[i]);
+      } else {
+        result = from_float<T>(epilogue.finish_value(value[i] + bias, other[i]));
+      }
       if (index[i] >= 0) params.y[index[i]] = result;
     }
   }
@@ -163,7 +175,7 @@ __device__ __forceinline__ void store_single(const Params<typename S::T>& params
     if (params.partial != nullptr) {
       params.partial[split * params.y_numel + index] = value;
     } else {
-      params.y[index] = params.epilogue.finish(value + to_float(filters.bias[first + column]), index);
+      params.y[index] = finish_one<S>(params.epilogue, value + to_float(filters.bias[first + column]), index);
     }
   }
 }
@@ -224,7 +236,7 @@ __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, 
           }
         }
       }
-      store_vectors(params, work_tile.split, index, value, bias);
+      store_vectors<S>(params, work_tile.split, index, value, bias);
 #pragma unroll
       for (int i = values; i < S::row_blocks * S::sums; ++i) {
         sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
@@ -428,10 +440,12 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     __syncwarp();
   }
   const bool whole = (work_tile.filter_tile + 1) * S::filter_tile <= params.k && !in_rows;
-  if (finish == static_cast<unsigned>(Finish::general) && (whole || with_tma != 0)) {
-    const auto index_of = [&](int row) { return output_index(params, work_tile, pixel_of_lane<S>(row)); };
-    finish_in_place<S>(params, work_tile.filter_tile * S::filter_tile, index_of, filters, sums, factor);
-    finish = static_cast<unsigned>(Finish::plain);
+  if constexpr (!S::gated) {
+    if (finish == static_cast<unsigned>(Finish::general) && (whole || with_tma != 0)) {
+      const auto index_of = [&](int row) { return output_index(params, work_tile, pixel_of_lane<S>(row)); };
+      finish_in_place<S>(params, work_tile.filter_tile * S::filter_tile, index_of, filters, sums, factor);
+      finish = static_cast<unsigned>(Finish::plain);
+    }
   }
   const auto with_finish = [&](auto&& store, auto... finishes) {  // the one of them that it is
     const auto is_done = [&](auto one) {
@@ -448,7 +462,8 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
           [&](auto finish) {
             store_by_tma<S, finish()>(params, map, work_tile, filters, shared.staging, sums, factor, with_residual);
           },
-          is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::silu>, is<Finish::residual>);
+          is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::silu>, is<Finish::residual>,
+          is<Finish::gelu>, is<Finish::gelu_tanh>, is<Finish::hardswish>, is<Finish::sigmoid>);
       return;
     }
   }
@@ -456,13 +471,13 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
       !with_finish(
           [&](auto finish) { store_straight<S, finish()>(params, work_tile, filters, sums, factor, with_residual); },
           is<Finish::partial>, is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::silu>,
-          is<Finish::residual>)) {
+          is<Finish::residual>, is<Finish::gelu>, is<Finish::gelu_tanh>, is<Finish::hardswish>, is<Finish::sigmoid>)) {
     store_rows<S>(params, work_tile, filters, sums, factor);
   }
 }
 
 // y = the sum of the partial ones, in their order, through the epilogue. gap: NHWC, elements of y between two pixels.
-template <typename T>
+template <typename T, bool gated>
 __global__ void __launch_bounds__(256)
     reduce_split_k(int split_k, std::int64_t numel, FastDivide by_inner, FastDivide by_k, std::int64_t gap,
                    const float* __restrict__ partial, Epilogue<T> epilogue, T* __restrict__ y) {
@@ -472,7 +487,11 @@ __global__ void __launch_bounds__(256)
     for (int split = 0; split < split_k; ++split) sum += partial[split * numel + i];
     unsigned pixel = by_inner.quotient(static_cast<unsigned>(i));
     const unsigned k = by_k.divmod(pixel);
-    y[i + pixel * gap] = epilogue(sum, i, k);
+    if constexpr (gated) {
+      y[i + pixel * gap] = from_float<T>(fast_gated(epilogue.activate.gated, sum + epilogue.bias_of(k)));
+    } else {
+      y[i + pixel * gap] = epilogue(sum, i, k);
+    }
   }
 }
 

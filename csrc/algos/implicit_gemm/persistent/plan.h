@@ -388,7 +388,9 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
   if (problem.input_affine) return consider_source(Source::affine);
   const bool scaled = weights.mode == Mode::split || weights.mode == Mode::single;
   consider_source(scaled ? Source::transformed : Source::fp16);
-  if (weights.mode == Mode::single && problem.c % converted_block == 0) consider_source(Source::converted);
+  // A gated activation has kernels of raw input alone.
+  const bool converts = weights.mode == Mode::single && problem.c % converted_block == 0;
+  if (converts && !is_gated(problem.activation)) consider_source(Source::converted);
 }
 
 inline Plan make_plan(const ConvProblem& problem, const Weights& weights, int processors) {

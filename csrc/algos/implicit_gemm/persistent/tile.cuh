@@ -60,15 +60,15 @@ struct Params {
 
 enum class IssueGroups { row_blocks, n_halves, steps };
 
-// A kernel instantiation.
-template <typename T_, Mode mode_, int filter_tile_, int row_blocks_, Source source_>
+// A kernel instantiation. gated: its ends are the activations that are is_gated(), and there is no residual.
+template <typename T_, Mode mode_, int filter_tile_, int row_blocks_, Source source_, bool gated_ = false>
 struct Shape {
   using T = T_;
   using Half = std::conditional_t<std::is_same_v<T, bfloat16_t>, bfloat16_t, half_t>;
   static constexpr Mode mode = mode_;
   static constexpr bool split = mode == Mode::split;  // two limbs, three products, totals
   static constexpr bool scaled = std::is_same_v<T, float>;
-  static constexpr bool affine = source_ == Source::affine;
+  static constexpr bool affine = source_ == Source::affine, gated = gated_;
   static constexpr bool raw = source_ == Source::raw || (affine && scaled), transforms = source_ == Source::transformed;
   static constexpr bool one_tap = raw || affine;  // a stage is one, and a tile not flat
   static constexpr bool converted = source_ == Source::converted, reads_fp16 = converted || !scaled;

@@ -7,6 +7,7 @@
 
 #include "algos/implicit_gemm/single_tile/load.cuh"
 #include "device/activation.cuh"
+#include "device/fast_gates.cuh"
 #include "device/fast_silu.cuh"
 #include "hopper/ptx/cluster.cuh"
 
@@ -239,6 +240,10 @@ enum class Finish {
   clamped,  // bias, ReLU or ReLU6
   general,  // the rest of NHWC
   nchw,
+  gelu,  // bias, and one of these
+  gelu_tanh,
+  hardswish,
+  sigmoid,
 };
 
 template <typename T>
@@ -293,7 +298,11 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
         int at = index[i] + (k + column) * image;
 #pragma unroll
         for (int e = 0; e < chunk; ++e, at += image) {
-          params.y[at] = epilogue.finish(value[e], at);
+          if constexpr (S::gated) {
+            params.y[at] = from_float<T>(fast_gated(activate.gated, value[e]));
+          } else {
+            params.y[at] = epilogue.finish(value[e], at);
+          }
         }
         continue;
       }
@@ -301,6 +310,15 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
       if constexpr (finish == Finish::clamped) {
 #pragma unroll
         for (int e = 0; e < chunk; ++e) value[e] = clamp(value[e], activate.cap);
+      }
+      if constexpr (S::gated) {
+#pragma unroll
+        for (int e = 0; e < chunk; ++e) {
+          if constexpr (finish == Finish::gelu) value[e] = fast_gelu(value[e]);
+          if constexpr (finish == Finish::gelu_tanh) value[e] = fast_gelu_tanh(value[e]);
+          if constexpr (finish == Finish::hardswish) value[e] = fast_hardswish(value[e]);
+          if constexpr (finish == Finish::sigmoid) value[e] = fast_sigmoid(value[e]);
+        }
       }
       if constexpr (finish == Finish::general) {
         const auto add_residual = [&] {
@@ -409,6 +427,13 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
   const ActivationFunction& activate = params.epilogue.activate;
   if (params.nchw) {
     store<S, Finish::nchw>(params, place, control, sums);
+  } else if constexpr (S::gated) {
+    switch (activate.gated) {
+      case Activation::gelu: return store<S, Finish::gelu>(params, place, control, sums);
+      case Activation::gelu_tanh: return store<S, Finish::gelu_tanh>(params, place, control, sums);
+      case Activation::hardswish: return store<S, Finish::hardswish>(params, place, control, sums);
+      default: return store<S, Finish::sigmoid>(params, place, control, sums);
+    }
   } else if (params.epilogue.residual != nullptr || activate.is_silu || !(activate.clamps || activate.is_linear())) {
     store<S, Finish::general>(params, place, control, sums);
   } else if (activate.clamps) {

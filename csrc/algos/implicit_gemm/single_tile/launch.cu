@@ -77,7 +77,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
   return params;
 }
 
-template <typename T, bool split = false>
+template <typename T, bool split, bool gated>
 void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const Params<T> params = make_params<T>(args, plan, runtime);
@@ -98,7 +98,7 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
                               : make_tensor_map(args.x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c,
                                                 box, problem.x_pitch());
   const auto launch = [&](auto filter_tile) {
-    using S = Shape<T, filter_tile(), split>;
+    using S = Shape<T, filter_tile(), split, gated>;
     allow_shared_memory<convolve<S>>(static_cast<int>(shared_limit), "implicit_gemm: shared memory");
     const dim3 grid(static_cast<unsigned>(plan.filter_tiles * plan.split_k), static_cast<unsigned>(plan.tiles_q),
                     static_cast<unsigned>(plan.tiles_p * plan.tiles_n));
@@ -118,12 +118,15 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
 }  // namespace
 
 void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  switch (args.problem.accuracy) {
-    case AccuracyClass::tf32: return run_class<float>(args, plan, runtime);
-    case AccuracyClass::fp16: return run_class<half_t>(args, plan, runtime);
-    case AccuracyClass::bf16: return run_class<bfloat16_t>(args, plan, runtime);
-    default: return run_class<float, true>(args, plan, runtime);
-  }
+  const auto run_one_product = [&](auto gated) {
+    switch (args.problem.accuracy) {
+      case AccuracyClass::tf32: return run_class<float, false, gated()>(args, plan, runtime);
+      case AccuracyClass::fp16: return run_class<half_t, false, gated()>(args, plan, runtime);
+      default: return run_class<bfloat16_t, false, gated()>(args, plan, runtime);
+    }
+  };
+  if (args.problem.accuracy == AccuracyClass::fp32) return run_class<float, true, false>(args, plan, runtime);
+  is_gated(args.problem.activation) ? run_one_product(std::true_type{}) : run_one_product(std::false_type{});
 }
 
 }  // namespace fastconv::algos::implicit_gemm::single_tile

@@ -57,11 +57,11 @@ struct Params {
   int y_pitch;
 };
 
-// split: class fp32.
-template <typename T_, int filter_tile_, bool split_>
+// split: class fp32. gated: it ends with the activations that are is_gated(), and there is no residual.
+template <typename T_, int filter_tile_, bool split_, bool gated_>
 struct Shape {
   using T = T_;
-  static constexpr bool split = split_;
+  static constexpr bool split = split_, gated = gated_;
   static constexpr int control_bytes = split ? split_control_bytes : single_tile::control_bytes;
   static constexpr int filter_tile = filter_tile_, sums = filter_tile / 2;
   static constexpr int filter_bytes = filter_tile * single_tile::row_bytes;

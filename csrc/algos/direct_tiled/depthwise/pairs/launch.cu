@@ -4,6 +4,7 @@
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/epilogue.h"
+#include "device/fast_gates.cuh"
 #include "device/fast_silu.cuh"
 #include "device/indexing.h"
 #include "device/launch.h"
@@ -73,8 +74,8 @@ __device__ __forceinline__ void load_filter(const T* weight, int pair, const Put
 }
 
 // Turn i brings the input rows i * stride .. i * stride + stride - 1 of the strip; then output row i - open + 1 is
-// complete.
-template <typename T, int r, int stride>
+// complete. gated: it ends with the activations that are is_gated().
+template <typename T, int r, int stride, bool gated>
 __global__ void __launch_bounds__(threads, pairs::blocks_by_registers(r))
     convolve(const __grid_constant__ Params<T> params) {
   using S = Shape<T, r, stride>;
@@ -173,7 +174,14 @@ __global__ void __launch_bounds__(threads, pairs::blocks_by_registers(r))
           },
           [&] {
             const ActivationFunction& activate = params.epilogue.activate;
-            if (activate.is_silu) {
+            if constexpr (gated) {
+              apply_gated(activate.gated, [&](const auto& apply) {
+#pragma unroll
+                for (int j = 0; j < columns; ++j) {
+                  out[j] = {apply(out[j].x), apply(out[j].y)};
+                }
+              });
+            } else if (activate.is_silu) {
 #pragma unroll
               for (int j = 0; j < columns; ++j) {
                 out[j] = {silu<T>(out[j].x), silu<T>(out[j].y)};
@@ -220,12 +228,18 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
       .by_pairs = problem.c / 2,
       .by_columns = config.column_tiles,
       .by_strips = config.strips};
-  constexpr auto kernel = convolve<T, r, stride>;
   constexpr auto bytes = sizeof(Shape<T, r, stride>);
   static_assert(bytes == shared_bytes(r, stride, sizeof(T)), "the plan's");
-  if constexpr (bytes > 48 * 1024) allow_shared_memory<kernel>(bytes, "direct_tiled: shared memory");
-  kernel<<<static_cast<unsigned>(config.blocks), threads, bytes, stream_of(runtime)>>>(params);
-  check_launch("direct_tiled: depthwise");
+  const auto run = [&](auto gated) {
+    constexpr auto kernel = convolve<T, r, stride, gated()>;
+    if constexpr (bytes > 48 * 1024) allow_shared_memory<kernel>(bytes, "direct_tiled: shared memory");
+    kernel<<<static_cast<unsigned>(config.blocks), threads, bytes, stream_of(runtime)>>>(params);
+    check_launch("direct_tiled: depthwise");
+  };
+  if constexpr (sizeof(T) == 2) {
+    if (is_gated(problem.activation)) return run(std::true_type{});
+  }
+  run(std::false_type{});
 }
 
 }  // namespace
