@@ -55,8 +55,8 @@ def conv2d(
             the input in another layout included; None: any. PyTorch's own is not asked. Counts for the gradients, too.
         residual: the output's shape, the input's dtype; added before the activation, or behind it.
         activation: None, ``"relu"``, ``"relu6"``, ``"silu"``, ``"leaky_relu"`` (with `negative_slope`), ``"gelu"``,
-            ``"gelu_tanh"``, ``"hardswish"`` or ``"sigmoid"``. The last four are a pass of PyTorch's behind kernels on a
-            GPU that do not end with them: `fastconv.explain` tells.
+            ``"gelu_tanh"``, ``"hardswish"`` or ``"sigmoid"``. The last four are a pass of PyTorch's where kernels do
+            not end with them, as on a GPU some do: `fastconv.explain` tells.
         residual_after: ``activation(conv2d(input, weight, bias)) + residual`` instead. Where the convolution's own
             gradient will be asked for, PyTorch adds the residual: that gradient needs the activation's value.
         max_pool: ``max_pool2d(activation(conv2d(input, weight, bias)), 2)`` instead, without a residual: P and Q of the

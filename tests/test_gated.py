@@ -43,10 +43,9 @@ def plan(algorithm, *args, device=H200, **epilogue):
 # --- The formulas
 
 
-@pytest.mark.parametrize("optimised", ["-O0", "-O3"])
-def test_formulas_of_the_gpu(tmp_path, optimised):
+def test_formulas_of_the_gpu(tmp_path):
     """tests/native/gates.cpp, compiled here: all halves, floats of every size, NaN and infinities."""
-    command = [CXX, "-std=c++20", optimised, f"-I{ROOT}/csrc", str(ROOT / "tests/native/gates.cpp"), "-o", "gates"]
+    command = [CXX, "-std=c++20", "-O2", f"-I{ROOT}/csrc", str(ROOT / "tests/native/gates.cpp"), "-o", "gates"]
     try:
         built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -123,11 +122,11 @@ def test_what_stands_behind_the_activation_is_apart_with_it():
     assert not plan("implicit_gemm", POINTWISE, y_channels=192)["copies_y"]
 
 
-def test_on_a_cpu_every_algorithm_has_them():
+def test_on_a_cpu_they_are_a_pass():
     for activation in GATED:
         for cls in ("fp32", "fp16"):
             rows = _C.candidates(problem(DENSE, cls, activation=activation), CPU)
-            assert not any(row["activates_apart"] for row in rows)
+            assert [row["activates_apart"] for row in rows if row["ok"]].count(False) == 1  # PyTorch's own
 
 
 # --- The rewrites: what is no end of the kernels stays Inductor's

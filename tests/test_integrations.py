@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import GATED
 from layers import relative_error
 from swapping import Net, codes
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fastconv
-from fastconv import integrations, ops, settings
+from fastconv import integrations, ops
 from fastconv.ops import autograd
 
 LATE = ("torch.utils.flop_counter", "torch.distributed.tensor", "torch.onnx")
@@ -174,8 +175,8 @@ def test_onnx_by_dynamo(how: str) -> None:
 def test_onnx_has_every_epilogue() -> None:
     """Of one model: an export takes long."""
     pytest.importorskip("onnxscript", reason="the ONNX exporter needs onnx and onnxscript")
-    activations, residuals = (None, *settings.ACTIVATIONS), ("none", "before", "after", "pooled")
-    epilogues = list(itertools.product(activations, residuals))
+    activations, residuals = (None, "relu", "relu6", "silu", "leaky_relu"), ("none", "before", "after", "pooled")
+    epilogues = [*itertools.product(activations, residuals), *((activation, "none") for activation in GATED)]
 
     class Convolutions(nn.Module):
         def forward(self, x: Tensor) -> list[Tensor]:

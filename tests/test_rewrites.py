@@ -38,14 +38,14 @@ WITH_SIX = {
     "silu": (lambda: sequence(conv(6, 6), nn.SiLU()), "conv+silu", ""),
     "leaky_relu": (lambda: sequence(conv(6, 6), nn.LeakyReLU(-0.3)), "conv+leaky_relu", ""),
     "hardtanh": (lambda: sequence(conv(6, 6), nn.Hardtanh()), "conv", ""),
-    "sigmoid": (lambda: sequence(conv(6, 6), nn.Sigmoid()), "conv+sigmoid", ""),
-    "gelu": (lambda: sequence(conv(6, 6), norm(6), nn.GELU()), "conv+bn+gelu", ""),
+    "sigmoid": (lambda: sequence(conv(6, 6), nn.Sigmoid()), "conv", "activation"),
+    "gelu": (lambda: sequence(conv(6, 6), norm(6), nn.GELU()), "conv+bn", "activation"),
     "gelu_tanh": (
         lambda: Function(lambda m, x: F.gelu(m.conv(x), approximate="tanh") + x),
-        "conv+gelu_tanh+residual",
-        "",
+        "conv",
+        "activation",
     ),
-    "hardswish": (lambda: Function(lambda m, x: F.hardswish(m.conv(x) + x)), "conv+residual+hardswish", ""),
+    "hardswish": (lambda: Function(lambda m, x: F.hardswish(m.conv(x) + x)), "conv+residual", "activation"),
     "silu in two steps": (lambda: Function(lambda m, x: (lambda y: y * y.sigmoid())(m.conv(x))), "conv", ""),
     "two activations": (lambda: sequence(conv(6, 6), nn.ReLU6(), nn.SiLU()), "conv+relu6", ""),
     "norm after activation": (lambda: sequence(conv(6, 6), nn.SiLU(), norm(6)), "conv+silu", ""),
@@ -81,6 +81,10 @@ FUSED_OTHERWISE = {
     "broadcast": ("conv+residual", ""),
     "promoted": ("conv+residual", ""),
     "transposed": ("conv", ""),
+    "sigmoid": ("conv+sigmoid", ""),
+    "gelu": ("conv+bn+gelu", ""),
+    "gelu_tanh": ("conv+gelu_tanh+residual", ""),
+    "hardswish": ("conv+residual+hardswish", ""),
 }
 
 

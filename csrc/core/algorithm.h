@@ -72,7 +72,7 @@ struct Abilities {
   bool pool = false;    // ConvProblem::max_pool
   bool affine = false;  // input_affine
   bool ranges = false;  // x_channels, y_channels
-  bool gated = false;   // activations that are is_gated(), on CUDA; on the CPU every algorithm has all
+  bool gated = false;   // activations that are is_gated(): of the CUDA kernels
 };
 
 struct Algorithm {

@@ -18,7 +18,7 @@ enum class Layout : std::uint8_t { nchw, nhwc };
 enum class Activation : std::uint8_t { none, relu, relu6, silu, leaky_relu, gelu, gelu_tanh, hardswish, sigmoid };
 
 // A gate, or x times one. On a GPU kernels of their own end with these, so that those of the others have no branch for
-// them. (SiLU, which is one, too, is an end of all kernels.)
+// them; elsewhere they are a pass. (SiLU, which is one, too, is an end of all kernels.)
 constexpr bool is_gated(Activation activation) { return activation >= Activation::gelu; }
 
 // Where a residual is added: before the activation or after it.

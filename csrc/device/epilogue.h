@@ -9,14 +9,15 @@
 
 namespace fastconv {
 
-// Every activation but SiLU and the gated ones is piecewise linear: slope below zero, cap above. As in PyTorch NaN
-// passes through, and ReLU makes zero of -inf, where a leaky one multiplies, whatever its slope: -inf * 0 is NaN.
+// Every activation but SiLU and the gated ones (fast_gates.cuh) is piecewise linear: slope below zero, cap above. As in
+// PyTorch NaN passes through, and ReLU makes zero of -inf, where a leaky one multiplies, whatever its slope: -inf * 0
+// is NaN.
 struct ActivationFunction {
   float negative_slope = 1.0f;
   float cap = INFINITY;
   bool clamps = false;  // ReLU, ReLU6: zero below zero; the slope is 0, too
   bool is_silu = false;
-  Activation gated = Activation::none;  // of those that are is_gated(): on a GPU for kernels that end with them
+  Activation gated = Activation::none;  // one that is_gated(): of kernels that end with these, and read nothing else
 
   ActivationFunction() = default;
   explicit ActivationFunction(Activation activation, float leaky_slope)
@@ -28,12 +29,7 @@ struct ActivationFunction {
         is_silu(activation == Activation::silu),
         gated(is_gated(activation) ? activation : Activation::none) {}
 
-  FASTCONV_HOST_DEVICE float operator()(float value) const {
-#ifndef __CUDA_ARCH__
-    if (gated != Activation::none) return by_gate(value);
-#endif
-    return is_silu ? silu(value) : piecewise(value);
-  }
+  FASTCONV_HOST_DEVICE float operator()(float value) const { return is_silu ? silu(value) : piecewise(value); }
 
   static FASTCONV_HOST_DEVICE float silu(float value) {
 #ifdef __CUDA_ARCH__
@@ -41,17 +37,6 @@ struct ActivationFunction {
 #else
     return value / (1.0f + expf(-value));
 #endif
-  }
-
-  // By PyTorch's definitions: what these make of infinities and NaN is what it makes of them.
-  FASTCONV_HOST_DEVICE float by_gate(float value) const {
-    switch (gated) {
-      case Activation::gelu: return 0.5f * value * std::erfc(value * -0.70710678f);  // 1 + erf(), without cancellation
-      case Activation::gelu_tanh:
-        return value / (1.0f + std::exp(value * (-1.59576912f - 0.0713548163f * value * value)));
-      case Activation::hardswish: return value * ((value <= -3.0f ? 0.0f : value >= 3.0f ? 6.0f : value + 3.0f) / 6.0f);
-      default: return 1.0f / (1.0f + std::exp(-value));
-    }
   }
 
   // None, that is.

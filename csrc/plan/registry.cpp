@@ -224,10 +224,11 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const D
 }  // namespace
 
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device) {
-  const bool may_be_apart = is_gated(asked.activation) && device.type == DeviceType::cuda && !is_library(algorithm);
-  if (!may_be_apart) return evaluate(algorithm, asked, device, false);
+  if (!is_gated(asked.activation) || is_library(algorithm)) return evaluate(algorithm, asked, device, false);
   Candidate apart = evaluate(algorithm, asked, device, true);
-  return algorithm.abilities.gated ? better_of(evaluate(algorithm, asked, device, false), std::move(apart)) : apart;
+  // On a CPU PyTorch's vectors are faster than any value by value (docs/log/126-gated-activations.md).
+  const bool ends_with_them = algorithm.abilities.gated && device.type == DeviceType::cuda;
+  return ends_with_them ? better_of(evaluate(algorithm, asked, device, false), std::move(apart)) : apart;
 }
 
 double preference(const Algorithm& algorithm, const DeviceInfo& device) {

@@ -143,11 +143,11 @@ def fuse(
     Each convolution that `swap_` would take is taken; a torch.nn.Conv2d together with those of the following that come
     after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded
     into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU, LeakyReLU, GELU, Hardswish or Sigmoid, as
-    module or function. A sum may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place of a sum. Max-pools that stay
-    apart become fastconv's (`fastconv.nn.MaxPool2d`), and so do nearest-neighbour upsamplings by integers
-    (`fastconv.nn.Upsample`). In calls without gradients convolutions also write, and read, ranges of concatenations
-    along channels, and compute a norm with ReLU, ReLU6 or SiLU that stands before them, where the planner expects that
-    to pay for the inputs of the call.
+    module or function. A sum may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place of
+    a sum. Max-pools that stay apart become fastconv's (`fastconv.nn.MaxPool2d`), and so do nearest-neighbour
+    upsamplings by integers (`fastconv.nn.Upsample`). In calls without gradients convolutions also write, and read,
+    ranges of concatenations along channels, and compute a norm with ReLU, ReLU6 or SiLU that stands before them, where
+    the planner expects that to pay for the inputs of the call.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
