@@ -26,7 +26,7 @@ LIBRARY = Path(__file__).resolve().parent.parent / "fastconv" / "libfastconv.so"
 # Kernels that may keep a stack frame, as a regular expression on the demangled name, each with its reason.
 ALLOWED: dict[str, str] = {
     r"implicit_gemm::persistent::convolve<fastconv::algos::implicit_gemm::persistent::Shape<float, "
-    r"\(fastconv::algos::implicit_gemm::Mode\)1, 128, 2, \(fastconv::algos::implicit_gemm::persistent::Source\)": (
+    r"\(fastconv::algos::implicit_gemm::Mode\)1, (128|96), 2, \(fastconv::algos::implicit_gemm::persistent::Source\)": (
         "class tf32: counters of the loop over tiles parked, none within the loop over steps"
     ),
     r"implicit_gemm::persistent::convolve<fastconv::algos::implicit_gemm::persistent::Shape<(__half|__nv_bfloat16), "
@@ -61,6 +61,11 @@ ALLOWED: dict[str, str] = {
     r"(implicit_gemm::wgrad::convert_tiles<float, 2>|winograd_staged::filter_transform<float, 4, "
     r"\(fastconv::algos::winograd_staged::Mode\)1>)": (
         "sm_80 alone: conversions and packing beside the products, not the products"
+    ),
+    r"direct_tiled::depthwise::pairs::\(anonymous namespace\)::convolve<"
+    r"(float, 3, 2|(float|__half|__nv_bfloat16), [57], )": (
+        "one to six words of a strip (addresses, which columns are inside) parked, loaded once for a row of outputs, "
+        "in front of its products or behind them"
     ),
     r"direct_tiled::few_filters::convolve_nhwc<(float|__half|__nv_bfloat16), 3, [34]>": (
         "sm_80 alone: five words of a task, for the writing of its outputs, parked around the loop over channels, none "
