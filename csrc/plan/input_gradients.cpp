@@ -56,6 +56,7 @@ double weaving_us(int convolutions, const ConvProblem& problem, const DeviceInfo
   const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
   const bool in_pieces = problem.layout == Layout::nhwc && problem.c * size % 16 == 0;
   const double bytes = static_cast<double>(problem.n * problem.c * problem.h * problem.w * size);
+  if (device.type == DeviceType::cpu) return memory_us(2.0 * bytes, 1.0, device);
   const double moves = bytes / (in_pieces ? 16.0 : static_cast<double>(size));
   return launch_us * convolutions +
          std::max(memory_us(2.0 * bytes, 0.8, device), clocks_us(moves / (0.73 * device.processors), device));
