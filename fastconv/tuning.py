@@ -52,13 +52,14 @@ class Convolution:
     max_pool: bool = False
     backend_flags: int = field(default_factory=lambda: settings.switches.backend_flags)
     pass_: str = "forward"  # of `selection.PASSES`; a gradient is one of the convolution alone
+    trained: bool = False  # the weight of a forward pass changes at every step: packed in every call
 
     def in_pass(self, pass_: str) -> Convolution:
         """The same convolution in another pass; a gradient without what is computed with it."""
         if pass_ == "forward":
             return self
         bare: dict[str, Any] = {"bias": False, "residual": False, "residual_after": False, "max_pool": False}
-        return replace(self, pass_=pass_, activation="none", **bare)
+        return replace(self, pass_=pass_, activation="none", trained=False, **bare)
 
     @property
     def key(self) -> measured.Key:
@@ -76,7 +77,7 @@ class Convolution:
 
     def contenders(self, algorithms: Iterable[str], failures: dict[str, str]) -> dict[str, Callable[[], Tensor]]:
         """Each candidate of the pass as a callable on random data; into `failures`, why not. The weight of a forward
-        pass is packed already, what a gradient does with it is done in the call."""
+        pass is packed already, unless it is trained; what a gradient does with it is done in the call."""
         x = self._random(self.input_shape, self.input_format).relu_()
         fan_in = math.prod(self.weight_shape[1:])
         weight = self._random(self.weight_shape, self.weight_format).mul_(math.sqrt(2.0 / fan_in))
@@ -93,7 +94,7 @@ class Convolution:
         for name in algorithms:
             rest = (*geometry, self.groups)
             tail = (name, self.precision, self.activation, self.negative_slope)
-            if name == "torch":
+            if name == "torch" or self.trained:
                 arguments = (x, weight, bias, residual, *rest, *tail, self.backend_flags, *settings.Limits())
                 calls[name] = functools.partial(autograd.conv2d, *arguments, self.residual_after, self.max_pool)
                 continue
@@ -146,7 +147,10 @@ class _Recorder(TorchDispatchMode):
         known: dict[Any, Callable[..., Any]] = {ops.conv2d_op: _convolution_of, ops.conv_transpose2d_op: _transposed_of}
         if func in known and args[8] == "auto" and ops.dtype_name(args[0].dtype) != "other":
             convolution, of_pass = known[func](*args)
-            for pass_ in self._passes(args[0], args[1]) if convolution else ():
+            passes = self._passes(args[0], args[1]) if convolution else ()
+            if "backward_weight" in passes and func is ops.conv2d_op:
+                convolution = replace(convolution, trained=True)
+            for pass_ in passes:
                 self.found[convolution.in_pass(of_pass[pass_])] += 1
         return func(*args, **(kwargs or {}))
 
@@ -301,8 +305,9 @@ def tune(
         layout, class, and, of a forward pass, what is computed with it: what `fastconv.fuse` makes of a model is other
         problems than the model's. The candidates are those that `auto` may take, ours and PyTorch's with its switches
         as they are: 20 rounds in turns, from cold caches. A forward pass has the bias, the residual and the activation
-        of the call, and its weight packed beforehand; a gradient packs it in the call, as training does, and PyTorch's
-        is measured in the convolution's class, whatever its switch says of that. A transposed convolution is an input
+        of the call, and its weight packed beforehand, or in the call where the weight's gradient is measured, too, as
+        training does: what was measured last counts. An input gradient packs in the call, and PyTorch's gradients are
+        measured in the convolution's class, whatever its switch says of that. A transposed convolution is an input
         gradient, and its input gradient a convolution.
 
     Raises:

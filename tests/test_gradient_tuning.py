@@ -337,6 +337,19 @@ def test_what_requires_no_gradient_is_not_measured(times):
     assert sorted(each.pass_ for each in cast) == sorted(each.pass_ for each in found)
 
 
+def test_a_trained_weight_is_packed_in_what_is_timed(times, monkeypatch):
+    packed = []
+    original = ops.pack_weight
+    monkeypatch.setattr(ops, "pack_weight", lambda *args: packed.append(args[2]) or original(*args))
+    model, x = nn.Sequential(nn.Conv2d(8, 8, 3)), torch.randn(1, 8, 9, 9)
+    fastconv.swap_(model)
+    for passes in (None, ["forward", "backward_weight"]):
+        fastconv.tune(model, x, passes=passes)
+        assert not packed
+    fastconv.tune(model, x, passes=["forward"])
+    assert packed
+
+
 def test_the_passes_that_are_asked_for_are_measured(times):
     weight = torch.randn(4, 8, 3, 3)
     x = torch.randn(1, 8, 6, 6)

@@ -97,7 +97,8 @@ void bind_gradients(py::module_& module) {
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"), py::arg("own") = false,
       "How the input gradient of a convolution asked for as `algorithm` is computed; code and reason if by PyTorch. "
-      "different: the convolutions that it is or would be made of, those that are the same once. own: where PyTorch's would be one in another class.");
+      "different: the convolutions that it is or would be made of, those that are the same once. own: where PyTorch's "
+      "would be one in another class.");
   module.def(
       "input_gradients",
       [](const ConvProblem& problem, const DeviceInfo& device) {
