@@ -163,8 +163,7 @@ def eager(x, weight, geometry):
 def layer(x, weight, geometry):
     made = fastconv.Conv2d(x.shape[1], weight.shape[0], 3, *geometry, bias=False)
     made.weight = nn.Parameter(weight.detach())
-    result = torch.func.functional_call(made, {"weight": weight}, (x,))
-    return result
+    return torch.func.functional_call(made, {"weight": weight}, (x,))
 
 
 def with_epilogue(x, weight, geometry):
@@ -351,8 +350,7 @@ def test_a_trained_weight_is_packed_in_what_is_timed(times, monkeypatch):
 
 
 def test_the_passes_that_are_asked_for_are_measured(times):
-    weight = torch.randn(4, 8, 3, 3)
-    x = torch.randn(1, 8, 6, 6)
+    weight, x = torch.randn(4, 8, 3, 3), torch.randn(1, 8, 6, 6)
     assert [row.pass_ for row in fastconv.tune(fastconv.conv2d, x, weight).rows] == ["forward"]
     for passes in (["backward_weight"], ("backward_input", "forward"), selection.PASSES):
         report = fastconv.tune(fastconv.conv2d, x, weight, activation="relu", max_error=2.0, passes=passes)
@@ -490,10 +488,8 @@ def test_the_swaps_report_tells_of_gradients_if_it_is_asked():
     assert lines[1].split()[-3:] == ["algorithm", "backward_input", "backward_weight"]
     problem = _C.ConvProblem(2, 8, 9, 10, 6, 3, 3, stride=(2, 2))
     assert report.rows[1].choice("backward_input") == chosen("backward_input", problem)[0]
-    activate(
-        choice("together direct", problem, pass_="backward_input"),
-        choice("torch", problem, pass_="backward_weight"),
-    )
+    names = {"backward_input": "together direct", "backward_weight": "torch"}
+    activate(*(choice(name, problem, pass_=pass_) for pass_, name in names.items()))
     assert report.rows[1].choice("backward_input") == "together direct (measured)"
     assert report.rows[1].choice("backward_weight") == "torch (measured)"
     assert "together direct (measured)" in report.table(["backward_input"])
