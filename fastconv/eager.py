@@ -167,7 +167,13 @@ class LayerState:
         if self.elsewhere is not None:
             return self.elsewhere
         layer = self.latest[1]
-        return ops.layer_last(layer) if layer else (None, None)
+        return ops.layer_last(layer)[:2] if layer else (None, None)
+
+    @property
+    def last_kind(self) -> tuple[str, ...]:
+        """Layout, dtype and class of that call; empty before it, and where the general operator ran."""
+        layer = self.latest[1]
+        return ops.layer_last(layer)[2] if layer and self.elsewhere is None else ()
 
     @property
     def last_algorithm(self) -> str | None:

@@ -71,5 +71,5 @@ def describe(suite: str, device: torch.device | str = "cuda") -> dict[str, Any]:
         head["threads"] = torch.get_num_threads()
         head["instruction_set"] = ops.device_info(device).instruction_set.name
     # `auto` may then be what `fastconv tune` measured, not what the cost model says.
-    tuned = sum(name == measured.device_name(device) for name, _ in measured.choices())
+    tuned = sum(name == measured.device_name(device) for name, *_ in measured.choices())
     return head | ({"measured_choices": tuned} if tuned else {})

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fastconv import _C, measured, ops, settings
+from fastconv import _C, measured, ops, selection, settings
 from fastconv.functional import _named_padding_sizes
 from fastconv.ops.geometry import integer, pair
 
@@ -46,9 +46,6 @@ def _algorithm_info(row: dict[str, Any]) -> AlgorithmInfo:
     return AlgorithmInfo(
         row["name"], row["family"], tuple(row["devices"]), tuple(dtypes), classes, row["source"], row["summary"]
     )
-
-
-PASSES = ("forward", "backward_input", "backward_weight")
 
 
 @dataclass(frozen=True)
@@ -145,8 +142,8 @@ def explain(
 
     Raises TypeError, ValueError or RuntimeError for shapes and values that no convolution has, UnsupportedError if
     FASTCONV_ALGORITHM names an algorithm that does not fit."""
-    if pass_ not in PASSES:
-        raise ValueError(f"pass_ is {pass_!r}; expected one of {', '.join(PASSES)}")
+    if pass_ not in selection.PASSES:
+        raise ValueError(f"pass_ is {pass_!r}; expected one of {', '.join(selection.PASSES)}")
     device = _device(device)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype is {dtype!r}; expected a torch.dtype")
@@ -198,27 +195,27 @@ def _device(asked: Any) -> torch.device:
 
 
 def _planned(problem: _C.ConvProblem, info: _C.DeviceInfo, pass_: str) -> tuple[list[dict[str, Any]], str, str]:
-    """The planner's rows for a pass, the choice, and what there is to say of it."""
-    name = settings.auto_algorithm
-    if pass_ == "backward_weight":
-        row = _C.choose_weight_gradient(name, problem, info)
-        why = f" (PyTorch's gradient, {row['code']}: {row['reason']})" if row["algorithm"] == "torch" else ""
-        return _C.weight_gradients(problem, info), row["algorithm"], why
-    if pass_ == "backward_input":
-        row = _C.choose_input_gradient(name, problem, info)
-        rows = _C.candidates(row["convolution"], info)
-        if row["method"] == "torch":
-            return rows, "torch", f" (PyTorch's gradient, {row['code']}: {row['reason']})"
-        choice = ops.choose("auto", row["convolution"], info)
+    """The planner's rows for a pass, the choice among them, and what there is to say of it."""
+    chosen = selection.choose(pass_, problem, info)
+    row, choice, note = chosen.row, chosen.name, ""
+    if pass_ != "forward" and choice == "torch":
+        note = f" (PyTorch's gradient, {row['code']}: {row['reason']})"
+    elif pass_ == "backward_input":
         made = "a convolution" if row["convolutions"] == 1 else f"{row['convolutions']} convolutions"
-        return rows, choice["algorithm"], f" (made of {made} of stride 1, of {row['convolution']!r})"
-    choice = ops.choose(name, problem, info)
-    measured_by = measured.path() or "in this process"
-    return (
-        _C.candidates(problem, info),
-        choice["algorithm"],
-        (f" (the choice was measured: {measured_by})" if choice["measured"] else ""),
+        note = f" (made of {made} of stride 1, of {row['convolution']!r})"
+        choice = (
+            row["algorithm"]
+            if row["algorithm"] != "auto"
+            else ops.choose("auto", row["convolution"], info)["algorithm"]
+        )
+    if chosen.measured:
+        note += f" (the choice was measured: {measured.path() or 'in this process'})"
+    rows = (
+        _C.candidates(row["convolution"], info)
+        if pass_ == "backward_input"
+        else selection.candidates(pass_, problem, info)
     )
+    return rows, choice, note
 
 
 def _sizes(name: str, shape: Sequence[int]) -> list[int]:

@@ -3,10 +3,11 @@
 The file is ``choices.json`` in the folder FASTCONV_CACHE_DIR, by default the user's cache folder::
 
     {"schema": 1, "choices": [{"device": "NVIDIA H200, sm_90", "problem": "N64 C64 ... nhwc float32 fp32",
-                               "algorithm": "winograd_fused", "us": {"winograd_fused": 65.2, "torch": 209.0},
-                               "fastconv": "0.1.0", "torch": "2.11.0"}]}
+                               "pass": "forward", "algorithm": "winograd_fused",
+                               "us": {"winograd_fused": 65.2, "torch": 209.0}, "fastconv": "0.1.0", "torch": "2.11.0"}]}
 
-It is read once, when fastconv is imported, and never raises there: what cannot be used is left out, with a warning.
+The problem is the forward convolution's in every pass; an entry without a pass is one of the forward's. The file is
+read once, when fastconv is imported, and never raises there: what cannot be used is left out, with a warning.
 """
 
 from __future__ import annotations
@@ -26,24 +27,26 @@ from typing import Any
 
 import torch
 
-from fastconv import _C, built, ops, settings
+from fastconv import _C, built, ops, selection, settings
 
 SCHEMA = 1
-Key = tuple[str, str]  # device (`device_name`), problem (`repr` of the planner's)
+Key = tuple[str, str, str]  # device (`device_name`), problem (`repr` of the planner's), pass
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The algorithm that was the fastest, and the median microseconds of all that were measured."""
+    """The algorithm that was the fastest, by its name in `fastconv.selection`, and the median microseconds of all that
+    were measured."""
 
     device: str
     problem: str
     algorithm: str
     us: dict[str, float]
+    pass_: str = "forward"
 
     @property
     def key(self) -> Key:
-        return self.device, self.problem
+        return self.device, self.problem, self.pass_
 
 
 _choices: dict[Key, Choice] = {}
@@ -148,13 +151,17 @@ def _edit(change: Callable[[dict[Key, Choice]], None]) -> None:
             kept, _ = _read(file)
         change(kept)
         origin = {"fastconv": built.version(), "torch": torch.__version__}
-        rows = ",\n  ".join(json.dumps(asdict(entry) | origin) for entry in kept.values())
+        rows = ",\n  ".join(json.dumps(_row(entry) | origin) for entry in kept.values())
         temporary = file.with_suffix(f".{os.getpid()}.tmp")
         try:
             temporary.write_text(f'{{"schema": {SCHEMA}, "choices": [\n  {rows}\n]}}\n', encoding="utf-8")
             os.replace(temporary, file)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _row(entry: Choice) -> dict[str, Any]:
+    return {name.rstrip("_"): value for name, value in asdict(entry).items()}
 
 
 @contextlib.contextmanager
@@ -179,20 +186,19 @@ def _read(file: Path) -> tuple[dict[Key, Choice], str]:
     rows = document.get("choices")
     if not isinstance(rows, list):
         return {}, "it has no list of choices"
-    known = {row["name"] for row in _C.algorithms()}
     found: dict[Key, Choice] = {}
     wrong = Counter[str]()
     for row in rows:
-        complaint = _complaint(row, known)
+        complaint = _complaint(row)
         if complaint:
             wrong[complaint] += 1
         else:
-            choice = Choice(row["device"], row["problem"], row["algorithm"], row["us"])
+            choice = Choice(row["device"], row["problem"], row["algorithm"], row["us"], row.get("pass", "forward"))
             found[choice.key] = choice
     return found, ", ".join(f"{count} of {len(rows)} {complaint}" for complaint, count in wrong.items())
 
 
-def _complaint(row: Any, known: set[str]) -> str:
+def _complaint(row: Any) -> str:
     """Why an entry of the file cannot be used; "" if it can."""
     if not isinstance(row, dict):
         return "malformed"
@@ -204,4 +210,7 @@ def _complaint(row: Any, known: set[str]) -> str:
         return "malformed"
     if row["fastconv"] != built.version():
         return f"measured with fastconv {row['fastconv']}"
-    return "" if row["algorithm"] in known else f"of an unknown algorithm '{row['algorithm']}'"
+    pass_ = row.get("pass", "forward")
+    if pass_ not in selection.PASSES:
+        return f"of an unknown pass {pass_!r}"
+    return "" if selection.is_name(pass_, row["algorithm"]) else f"of an unknown algorithm '{row['algorithm']}'"

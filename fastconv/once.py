@@ -60,5 +60,5 @@ def see(
         problem = repr(convolution.problem())
     except (RuntimeError, ValueError):  # the call itself says what is wrong with it
         return
-    if (measured.device_name(x.device), problem) not in measured.choices():
+    if (measured.device_name(x.device), problem, "forward") not in measured.choices():
         tuning.measure_one(convolution, _CANDIDATES, _ROUNDS)

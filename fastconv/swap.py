@@ -10,7 +10,7 @@ import os
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -19,12 +19,10 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
-from fastconv import _C, ops, settings
+from fastconv import ops, selection, serving, settings
 from fastconv.eager import LayerState
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, check_settings
-from fastconv.ops import transposed
-from fastconv.ops.geometry import Geometry, pair
 from fastconv.reports import by, json_text, plain_table
 from fastconv.tensors import is_distributed
 from fastconv.views import Conv1d, ConvTranspose2d, without_height
@@ -36,9 +34,6 @@ _SERVED: dict[type[nn.Module], type[Layer]] = {
     nn.Conv2d: Conv2d, nn.ConvTranspose2d: ConvTranspose2d, nn.Conv1d: Conv1d,
 }  # fmt: skip
 _NOT_SERVED = (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d)
-
-# H and W at which a layer is shown to the planner, whose answer then does not depend on the input that will come.
-_NOMINAL_SIZE = 56
 
 
 @dataclass
@@ -86,6 +81,16 @@ class SwapRow:
         state = self._state()
         shape = None if state is None else state.last_input_shape
         return without_height(shape) if self.kind == "Conv1d" else shape
+
+    def choice(self, pass_: str) -> str | None:
+        """What a pass takes by the planner, for the input of the most recent eager call: an algorithm, of an input
+        gradient with what is made by it ("phases direct", or "torch", PyTorch's gradient); "(measured)" behind it says
+        that `fastconv.tune` found it. Of the forward pass that is `algorithm`. None before such a call."""
+        (pass_,) = selection.check_passes((pass_,))
+        module, state = self._module(), self._state()
+        if pass_ == "forward":
+            return self.algorithm
+        return None if module is None or state is None else serving.gradient(module, state, pass_)
 
     def to_dict(self) -> dict[str, Any]:
         """The row as plain data."""
@@ -144,7 +149,11 @@ class SwapReport:
         head = {"swapped": self.swapped, "total": self.total, "dry_run": self.dry_run, "undone": self.undone}
         return json_text(head | {"rows": [row.to_dict() for row in self.rows]}, path)
 
-    def __str__(self) -> str:
+    def table(self, passes: Sequence[str] = ("forward",)) -> str:
+        """The report as `print` shows it, or with what gradients take (`SwapRow.choice`) in columns of their own.
+
+        passes: some of "forward", "backward_input", "backward_weight"."""
+        passes = selection.check_passes(passes)
         verb = "would be swapped" if self.dry_run else "swapped, then undone" if self.undone else "swapped"
         title = f"fastconv: {self.swapped} of {self.total} convolutions {verb}"
         before = sum(row.reason_code == "already_swapped" for row in self.rows)
@@ -157,11 +166,15 @@ class SwapReport:
                 padding += f" {row.padding_mode}"
             cells = [
                 ", ".join(name or "(model)" for name in row.names), row.kind, row.shape, by(row.stride), padding,
-                by(row.dilation), str(row.groups), row.dtype, row.device, _outcome(row),
+                by(row.dilation), str(row.groups), row.dtype, row.device,
             ]  # fmt: skip
-            rows.append(cells)
-        headers = ["layer", "kind", "weight", "stride", "padding", "dilation", "groups", "dtype", "device", "algorithm"]
+            rows.append(cells + [_outcome(row) if pass_ == "forward" else row.choice(pass_) or "-" for pass_ in passes])
+        headers = ["layer", "kind", "weight", "stride", "padding", "dilation", "groups", "dtype", "device"]
+        headers += ["algorithm" if pass_ == "forward" else pass_ for pass_ in passes]
         return "\n".join([title, *plain_table(headers, rows)])
+
+    def __str__(self) -> str:
+        return self.table()
 
     def __repr__(self) -> str:
         return f"SwapReport(swapped={self.swapped}, total={self.total}, dry_run={self.dry_run}, undone={self.undone})"
@@ -224,7 +237,9 @@ def swap_(
         row.reason_code, row.reason = _obstacle(module, names, filter_fn)
         if not row.reason_code:
             asked = settings.auto_algorithm if algorithm == "auto" else algorithm
-            row.candidates, row.reason_code, row.reason = _fits(module, asked, precision, max_error, max_workspace)
+            row.candidates, row.reason_code, row.reason = serving.fitting(
+                module, asked, precision, max_error, max_workspace
+            )
         row.swapped = not row.reason_code
         rows.append(row)
     refused = [row for row in rows if row.reason_code not in ("", "already_swapped", "filtered")]
@@ -356,95 +371,6 @@ def _obstacle(
     if weight.device.type not in ("cpu", "cuda"):
         return "device", f"its weight is on '{weight.device}'; expected cpu or cuda"
     return "", ""
-
-
-def _fits(
-    module: Any, algorithm: str, precision: str | None, max_error: float | None, max_workspace: int | None
-) -> tuple[tuple[str, ...], str, str]:
-    """The algorithms that fit whatever input may come, or the reason code and text why none of those asked for does."""
-    library = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
-    device = ops.device_info(module.weight.device)
-    try:
-        geometry, extras = _geometry(module), pair("output_padding", module.output_padding)
-    except (TypeError, RuntimeError) as error:
-        return (), "invalid", str(error)
-    refused = module.transposed and transposed.reason_for_torch(geometry.stride, extras, geometry.dilation)
-    if refused and algorithm != "torch":
-        return (), "output_padding", refused
-    fitting: list[str] = []
-    reasons: dict[str, tuple[str, str]] = {}
-    # Either layout will do: which one comes is up to the input.
-    for layout in ("nchw", "nhwc"):
-        common = {
-            "dtype": ops.dtype_name(module.weight.dtype), "layout": layout,
-            "bias": module.bias is not None, "precision": settings.resolve_precision(precision, module.weight.is_cuda),
-            **settings.resolve_limits(max_error, max_workspace, algorithm)._asdict(),
-        }  # fmt: skip
-        try:
-            problems = _problems(module, geometry, common)
-        except ValueError as error:
-            return (), "invalid", str(error)
-        found = [_C.candidates(problem, device) for problem in problems]
-        # Of a module that is made of several convolutions, an algorithm that is named has to serve them all.
-        for rows in zip(*(found if algorithm != "auto" else found[:1]), strict=True):
-            name = rows[0]["algorithm"]
-            asked = name == algorithm or (algorithm == "auto" and name not in library)
-            if not asked or name in fitting:
-                continue
-            limited = algorithm == "auto" or max_error is not None
-            each = zip(rows, problems, strict=False)
-            obstacle = next(
-                filter(None, (ops.obstacle_of(row, problem, device, limited) for row, problem in each)), None
-            )
-            if obstacle is None:
-                fitting.append(name)
-            elif obstacle[0] == "accuracy" or name not in reasons:
-                reasons[name] = obstacle
-    if fitting:
-        return tuple(fitting), "", ""
-    codes = {code for code, _ in reasons.values()}
-    texts = list(dict.fromkeys(text for _, text in reasons.values()))
-    return (), codes.pop() if len(codes) == 1 else "unsupported", "; ".join(texts)
-
-
-def _geometry(module: Any) -> Geometry:
-    """That of a two-dimensional convolution: a row has a height of 1. Raises TypeError or RuntimeError for none."""
-
-    def sizes(name: str, height: int) -> list[int]:
-        both = pair(name, getattr(module, name))
-        return [height, both[1]] if isinstance(module, nn.Conv1d) else both
-
-    dilation, padding = sizes("dilation", 1), [0, 0]
-    if module.padding == "same":
-        padding = [d * (size - 1) // 2 for d, size in zip(dilation, _kernel(module), strict=True)]
-    elif not isinstance(module.padding, str) and module.padding_mode == "zeros":
-        padding = sizes("padding", 0)
-    return Geometry(sizes("stride", 1), padding, dilation, module.groups)
-
-
-def _kernel(module: Any) -> list[int]:
-    """R and S."""
-    sizes = [1] * isinstance(module, nn.Conv1d) + list(module.weight.shape[2:])
-    if len(sizes) != 2:
-        raise RuntimeError(f"weight has shape {list(module.weight.shape)}; expected R and S at its end")
-    return sizes
-
-
-def _problems(module: Any, geometry: Geometry, common: dict[str, Any]) -> list[_C.ConvProblem]:
-    """The convolutions that a module is made of, for an input of nominal size; the largest filter first."""
-    stride, padding, dilation, groups = geometry
-    kernel = _kernel(module)
-    height, width = (max(_NOMINAL_SIZE, d * (size - 1) + 1) for d, size in zip(dilation, kernel, strict=True))
-    if isinstance(module, nn.Conv1d):
-        height = 1
-    if isinstance(module, nn.ConvTranspose2d):
-        extras = pair("output_padding", module.output_padding)
-        return transposed.convolutions(module.weight.shape, [height, width], geometry, extras, common)
-    problem = _C.ConvProblem(
-        n=1, c=module.weight.shape[1] * groups, k=module.weight.shape[0], r=kernel[0], s=kernel[1], h=height, w=width,
-        stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=groups, **common,
-    )  # fmt: skip
-    return [problem]
 
 
 # Classes that torch.distributed.fsdp.fully_shard put over others, and ours in their place, by what they derive from.

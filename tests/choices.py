@@ -11,8 +11,8 @@ SIZES = {"n": 2, "c": 8, "h": 11, "w": 9, "k": 4, "r": 3, "s": 3}
 PROBLEM = _C.ConvProblem(**SIZES)  # of X and W
 
 
-def choice(algorithm, problem=PROBLEM, device=None):
-    return measured.Choice(device or measured.device_name(CPU), repr(problem), algorithm, {algorithm: 1.0})
+def choice(algorithm, problem=PROBLEM, device=None, pass_="forward"):
+    return measured.Choice(device or measured.device_name(CPU), repr(problem), algorithm, {algorithm: 1.0}, pass_)
 
 
 def activate(*choices):

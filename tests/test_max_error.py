@@ -34,7 +34,7 @@ def always_f4(monkeypatch):
     problems = [_C.ConvProblem(**SIZES, layout=layout, bias=False) for layout in ("nchw", "nhwc")]
     problems += [_C.ConvProblem(**SIZES, layout=layout, activation="relu") for layout in ("nchw", "nhwc")]
     name = measured.device_name(CPU)
-    ops.set_measured({(name, repr(problem)): "winograd_f4" for problem in problems})
+    ops.set_measured({(name, repr(problem), "forward"): "winograd_f4" for problem in problems})
     yield
     ops.set_measured({key: entry.algorithm for key, entry in measured.choices().items()})
 

@@ -84,7 +84,7 @@ def test_devices_are_told_apart():
     assert _C.measured_device(h200) == "NVIDIA H200, sm_90"
     assert _C.measured_device(portable) == "NVIDIA H200, sm_80"
     assert [_C.measured_device(_C.cpu_device(n)) for n in (1, 3)] == ["cpu, 1 thread", "cpu, 3 threads"]
-    with pytest.raises(ValueError, match="expected device, problem, algorithm with tabs between"):
+    with pytest.raises(ValueError, match="expected device, pass, problem, choice with tabs between"):
         _C.set_measured("cpu\n")
 
 

@@ -1,6 +1,7 @@
 """Rewrites of ATen graphs: what becomes of a convolution and of what follows it, without a compiler behind them."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -308,6 +309,10 @@ def test_gradients(name, dynamic):
     assert backend.count(ops.conv2d_op) == 2
     assert backend.count(ops.input_gradient_op) + backend.count(ops.weight_gradient_op) >= 2
     assert backend.count(aten.convolution_backward.default) == 0
+    gradients = [taken.algorithm for taken in backend.found if taken.parts == ["gradients"]]
+    assert gradients
+    if not dynamic:  # the planner is asked where sizes are known
+        assert all(re.fullmatch(r"(input: (torch|(phases|together) \w+), )?weight: \w+", each) for each in gradients)
 
 
 class DecoderBlock(nn.Module):

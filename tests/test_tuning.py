@@ -15,23 +15,6 @@ from fastconv.ops import autograd
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
 
-@pytest.fixture
-def times(monkeypatch):
-    """Makes the clock say these microseconds, 100 for what is not named; contenders run once."""
-    said = {}
-
-    def measure(contenders, **options):
-        result = timing.Measurement()
-        for name, call in contenders.items():
-            call()
-            us = said.get(name, 100.0)
-            result.timings[name] = timing.Timing(us, us, us, 20, False)
-        return result
-
-    monkeypatch.setattr(timing, "measure", measure)
-    return said
-
-
 # --- Measuring
 
 

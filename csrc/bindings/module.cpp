@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "bindings/fit.h"
+#include "bindings/gradients.h"
 #include "core/error.h"
 #include "core/group_norm.h"
 #include "core/kernel_extent.h"
 #include "core/names.h"
-#include "plan/gradients.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
 #include "winograd/instruments.h"
@@ -149,21 +149,6 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   row["cost_us"] = candidate.plan.cost_us;
   // 0: it reads the plain weight.
   row["packed_bytes"] = candidate.support.ok ? candidate.algorithm->packed_weight(problem, device).bytes : 0;
-  return row;
-}
-
-py::dict describe(const WeightGradientChoice& choice) {
-  py::dict row;
-  row["algorithm"] = choice.algorithm != nullptr ? choice.algorithm->name : "torch";
-  row["ok"] = choice.support.ok;
-  row["code"] = choice.support.code;
-  row["reason"] = choice.support.reason;
-  row["expected_error"] = choice.support.ok ? choice.expected_error : 0.0;
-  row["auto_eligible"] = choice.auto_eligible;
-  row["config"] = choice.plan.config;
-  row["workspace_bytes"] = choice.plan.workspace_bytes;
-  row["reads_nhwc"] = choice.plan.reads_nhwc;
-  row["cost_us"] = choice.plan.cost_us;
   return row;
 }
 
@@ -405,37 +390,6 @@ PYBIND11_MODULE(_C, module) {
   module.def("error_limit", &error_limit, py::arg("problem"), py::arg("device"),
              "The multiple of PyTorch's own error up to which `auto` goes.");
   module.def(
-      "choose_weight_gradient",
-      [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
-        return describe(choose_weight_gradient(name, problem, device));
-      },
-      py::arg("algorithm"), py::arg("problem"), py::arg("device"),
-      "What computes the weight gradient of a convolution asked for as `algorithm`; code and reason if PyTorch does.");
-  module.def(
-      "weight_gradients",
-      [](const ConvProblem& problem, const DeviceInfo& device) {
-        py::list rows;
-        for (const WeightGradientChoice& choice : weight_gradients(problem, device)) rows.append(describe(choice));
-        return rows;
-      },
-      py::arg("problem"), py::arg("device"), "A row per algorithm that has a weight gradient, PyTorch's last.");
-  module.def(
-      "choose_input_gradient",
-      [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device, bool own) {
-        const InputGradientChoice choice =
-            own ? choose_own_input_gradient(name, problem, device) : choose_input_gradient(name, problem, device);
-        py::dict row;
-        row["method"] = name_of(choice.method);
-        row["code"] = choice.support.code;
-        row["reason"] = choice.support.reason;
-        row["convolution"] = choice.convolution;
-        row["convolutions"] = choice.convolutions;
-        return row;
-      },
-      py::arg("algorithm"), py::arg("problem"), py::arg("device"), py::arg("own") = false,
-      "How the input gradient of a convolution asked for as `algorithm` is computed; code and reason if by PyTorch. "
-      "own: where PyTorch's would be one in another class.");
-  module.def(
       "has_group_norm",
       [](std::int64_t n, std::int64_t c, std::int64_t h, std::int64_t w, const std::string& dtype,
          const DeviceInfo& device) {
@@ -457,10 +411,11 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"));
   module.def("set_measured", &set_measured, py::arg("lines"),
-             "Replaces the measured choices: lines \"device\\tproblem\\talgorithm\".");
+             "Replaces the measured choices: lines \"device\\tpass\\tproblem\\tchoice\".");
   module.def("measured_device", &measured_device, py::arg("device"), "The device as the measured choices name it.");
   bind_task_map(module);
   bind_fit(module);
+  bind_gradients(module);
 #ifdef FASTCONV_WITH_CUDA
   module.attr("built_with_cuda") = true;
 #else

@@ -78,8 +78,6 @@ bool is_written(const Tensor& out, const ConvProblem& problem) {
   return is_dense && !problem.max_pool && reinterpret_cast<std::uintptr_t>(out.const_data_ptr()) % 16 == 0;
 }
 
-Sizes4 sizes_of(const Tensor& tensor) { return {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)}; }
-
 // Sets the sizes of the convolution of an input with a weight; whether there is one, and something to compute.
 bool set_sizes(ConvProblem& problem, const Sizes4& input, const Sizes4& weight) {
   std::tie(problem.n, problem.c, problem.h, problem.w) = std::tuple_cat(input);
@@ -109,6 +107,8 @@ bool is_bias(const std::optional<Tensor>& bias, std::int64_t size, const Tensor&
 }
 
 }  // namespace
+
+Sizes4 sizes_of(const Tensor& tensor) { return {tensor.size(0), tensor.size(1), tensor.size(2), tensor.size(3)}; }
 
 bool is_alike(const Tensor& a, const Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.is_cuda() == b.is_cuda() &&

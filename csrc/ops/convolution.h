@@ -72,6 +72,8 @@ std::int64_t integer_of_python(const char* name);
 
 using Sizes4 = std::array<std::int64_t, 4>;
 
+Sizes4 sizes_of(const Tensor& tensor);  // of 4 dimensions
+
 bool is_alike(const Tensor& a, const Tensor& b);  // in dtype and device
 bool has_shape(const Tensor& tensor, std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d);
 

@@ -158,16 +158,34 @@ Tensor input_gradient_by_convolutions(InputGradientMethod method, const std::str
 
 namespace {
 
+Sizes4 sizes_of(const IntList& input_size) {
+  FASTCONV_REQUIRE(input_size.size() == 4, "input_size is " + to_text(input_size) + "; expected [N, C, H, W]");
+  return {input_size[0], input_size[1], input_size[2], input_size[3]};
+}
+
+// What the planner takes, as plan/gradients.h names it: "torch", or by which of the operator's methods and algorithms.
+// own: where PyTorch's would be one in another class.
+std::string input_gradient_choice(const Tensor& grad, const Tensor& weight, IntList input_size, IntList stride,
+                                  IntList padding, IntList dilation, std::int64_t groups, std::string algorithm,
+                                  std::string precision, bool own, std::optional<double> max_error,
+                                  std::optional<std::int64_t> max_workspace) {
+  const ConvProblem settings = settings_of(stride, padding, dilation, groups, limits_of(max_error, max_workspace));
+  const std::optional<ConvProblem> problem =
+      input_gradient_problem(settings, sizes_of(input_size), grad, weight, {}, accuracy_from_name(precision));
+  if (!problem) return name_of(InputGradientMethod::torch);
+  const DeviceInfo& device = device_of(grad);
+  return name_of(own ? *choose_cached<choose_own_input_gradient>(algorithm, *problem, device)
+                     : *choose_cached<choose_input_gradient>(algorithm, *problem, device));
+}
+
 // The operator. input_size: [N, C, H, W].
 Tensor input_gradient(const Tensor& grad, const Tensor& weight, std::optional<Tensor> bias, IntList input_size,
                       IntList stride, IntList padding, IntList dilation, std::int64_t groups, bool together,
                       std::string algorithm, std::string precision, std::optional<double> max_error,
                       std::optional<std::int64_t> max_workspace) {
-  FASTCONV_REQUIRE(input_size.size() == 4, "input_size is " + to_text(input_size) + "; expected [N, C, H, W]");
   const ConvProblem settings = settings_of(stride, padding, dilation, groups, limits_of(max_error, max_workspace));
   const std::optional<ConvProblem> problem =
-      input_gradient_problem(settings, {input_size[0], input_size[1], input_size[2], input_size[3]}, grad, weight, bias,
-                             accuracy_from_name(precision));
+      input_gradient_problem(settings, sizes_of(input_size), grad, weight, bias, accuracy_from_name(precision));
   FASTCONV_REQUIRE(problem, "grad " + to_text(shape_of(grad)) + " and weight " + to_text(shape_of(weight)) +
                                 " do not make an input gradient " + to_text(input_size));
   const auto method = together ? InputGradientMethod::together : InputGradientMethod::phases;
@@ -183,11 +201,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
       "padding, "
       "SymInt[] dilation, SymInt groups, bool together, str algorithm, str precision, float? max_error=None, "
       "int? max_workspace=None) -> Tensor");
+  library.def(
+      "input_gradient_choice(Tensor grad, Tensor weight, SymInt[] input_size, SymInt[] stride, SymInt[] padding, "
+      "SymInt[] dilation, SymInt groups, str algorithm, str precision, bool own, float? max_error=None, "
+      "int? max_workspace=None) -> str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                             \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                       \
-    library.impl("input_gradient", TORCH_BOX(&fastconv::ops::input_gradient)); \
+#define FASTCONV_IMPLEMENT(DEVICE)                                                           \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                     \
+    library.impl("input_gradient", TORCH_BOX(&fastconv::ops::input_gradient));               \
+    library.impl("input_gradient_choice", TORCH_BOX(&fastconv::ops::input_gradient_choice)); \
   }
 FASTCONV_IMPLEMENT(CPU)
 FASTCONV_IMPLEMENT(CUDA)

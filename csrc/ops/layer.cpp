@@ -57,8 +57,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
     return std::nullopt;
   }
   remember(choice, problem->accuracy);
-  last_algorithm_ = &algorithm;
-  last_shape_ = {problem->n, problem->c, problem->h, problem->w};
+  last_ = {&algorithm, sizes_of(input), problem->layout, problem->dtype, problem->accuracy};
   if (!is_own(algorithm)) {
     status = problem->layout == Layout::nhwc ? CallStatus::torch_channels_last : CallStatus::torch;
     const bool is_bare = !residual && problem->activation == Activation::none && !problem->max_pool && !around.out;
@@ -110,16 +109,15 @@ std::optional<Tensor> Layer::forward_transposed(const Tensor& input, const Tenso
   const auto choice = choose_cached<choose_input_gradient>(settings_.algorithm, *problem, device_of(input));
   std::optional<Tensor> y;
   if (choice->method != InputGradientMethod::torch) {
-    y = input_gradient_by_convolutions(choice->method, settings_.algorithm, *problem, input, weight, bias,
-                                       mode.admits_torch);
+    y = input_gradient_by_convolutions(choice->method, algorithm_of(*choice, settings_.algorithm), *problem, input,
+                                       weight, bias, mode.admits_torch);
   } else if (mode.admits_torch && may_be_torch(settings_.algorithm)) {
     remember_torch(problem->accuracy);
     y = in_layout(aten_convolution(input, weight, bias, *problem, settings_.transposed), problem->layout);
   } else {
     return std::nullopt;
   }
-  last_algorithm_ = remembered_algorithm();
-  last_shape_ = {input.size(0), input.size(1), input.size(2), input.size(3)};
+  last_ = {remembered_algorithm(), sizes_of(input), problem->layout, problem->dtype, problem->accuracy};
   status = CallStatus::ran;
   return y;
 }
@@ -313,12 +311,15 @@ Tensor layer_packed(std::int64_t layer, std::int64_t index, bool snapshot) {
 
 void layer_see_stream(std::int64_t layer) { layer_at(layer).see_stream(); }
 
-// "winograd_f4 2 64 14 14", or empty before the first call.
+// "winograd_f4 nhwc float32 fp32 2 64 14 14", or empty before the first call.
 std::string layer_last(std::int64_t number) {
-  const Layer& layer = layer_at(number);
-  if (layer.last_algorithm() == nullptr) return "";
-  std::string text = layer.last_algorithm()->name;
-  for (const std::int64_t size : layer.last_shape()) text.append(" ").append(std::to_string(size));
+  const Layer::Last& last = layer_at(number).last();
+  if (last.algorithm == nullptr) return "";
+  std::string text = last.algorithm->name;
+  for (const char* name : {name_of(last.layout), name_of(last.dtype), name_of(last.accuracy)}) {
+    text.append(" ").append(name);
+  }
+  for (const std::int64_t size : last.shape) text.append(" ").append(std::to_string(size));
   return text;
 }
 

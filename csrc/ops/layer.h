@@ -79,9 +79,15 @@ class Layer {
   Tensor packed(std::size_t index, bool snapshot);
   void see_stream();  // the current one may read all that is packed
 
-  // Of the last call: the algorithm that ran or was chosen (null before), and the input's shape.
-  const Algorithm* last_algorithm() const { return last_algorithm_; }
-  std::array<std::int64_t, 4> last_shape() const { return last_shape_; }
+  // Of the last call: the algorithm that ran or was chosen (null before), and its input.
+  struct Last {
+    const Algorithm* algorithm = nullptr;
+    std::array<std::int64_t, 4> shape{};
+    Layout layout = Layout::nchw;  // of the problem
+    DType dtype = DType::f32;
+    AccuracyClass accuracy = AccuracyClass::fp32;
+  };
+  const Last& last() const { return last_; }
 
  private:
   struct Packed {
@@ -107,8 +113,7 @@ class Layer {
   const LayerSettings settings_;
   std::mutex mutex_;  // of the lists
   std::vector<std::shared_ptr<Packed>> packed_, held_by_graphs_;
-  const Algorithm* last_algorithm_ = nullptr;
-  std::array<std::int64_t, 4> last_shape_{};
+  Last last_;
 };
 
 // Throws unless layer_new returned the number and layer_free has not released it.

@@ -150,8 +150,8 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
     }
     by_torch[0] = plan->method == InputGradientMethod::torch;
     if (!by_torch[0]) {
-      // Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
-      result[0] = input_gradient_by_convolutions(plan->method, any_algorithm, *problem, grad, weight, std::nullopt,
+      // Of the plan's algorithm, even where one is named: it was named for the forward.
+      result[0] = input_gradient_by_convolutions(plan->method, plan->algorithm, *problem, grad, weight, std::nullopt,
                                                  mode.admits_torch);
     }
   }

@@ -87,7 +87,8 @@ Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, std::optional
   if (const auto problem = transposed_problem(settings, extra, input, weight, bias, accuracy)) {
     const auto choice = choose_cached<choose_input_gradient>(algorithm, *problem, device_of(input));
     if (choice->method != InputGradientMethod::torch) {
-      return input_gradient_by_convolutions(choice->method, algorithm, *problem, input, weight, bias);
+      return input_gradient_by_convolutions(choice->method, algorithm_of(*choice, algorithm), *problem, input, weight,
+                                            bias);
     }
     reason = choice->support.reason;
   }

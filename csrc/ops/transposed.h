@@ -10,6 +10,7 @@
 #include "core/problem.h"
 #include "ops/aten.h"
 #include "ops/stable.h"
+#include "plan/gradients.h"
 
 namespace fastconv::ops {
 
@@ -21,6 +22,11 @@ std::optional<ConvProblem> transposed_problem(const ConvProblem& settings, const
 
 // Whether PyTorch's own may run where `algorithm` is asked for.
 inline bool may_be_torch(const std::string& algorithm) { return algorithm == "auto" || algorithm == "torch"; }
+
+// Of the convolutions, where `asked` is what the transposed one is to be computed by.
+inline const std::string& algorithm_of(const InputGradientChoice& choice, const std::string& asked) {
+  return asked == "auto" ? choice.algorithm : asked;
+}
 
 // Calls the operator conv_transpose2d, as general_convolution calls conv2d.
 Tensor general_transposed(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,

@@ -1,6 +1,7 @@
 #include "plan/gradient_parts.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "core/integers.h"
 
@@ -41,6 +42,43 @@ ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart&
   made.stride_h = made.stride_w = 1, made.dilation_h = rows.dilation, made.dilation_w = columns.dilation;
   made.pad_h = rows.padding, made.pad_w = columns.padding;
   made.has_bias = false, made.residual = Residual::none, made.activation = Activation::none, made.max_pool = false;
+  return made;
+}
+
+namespace {
+
+// A dimension's phases, of which there are `count`: those whose convolutions differ, the one with the most taps first.
+struct Phases {
+  std::vector<GradientPart> different;
+  int count = 0;
+
+  explicit Phases(const GradientDimension& dimension) {
+    for (std::int64_t first = 0; first < std::min(dimension.stride, dimension.size); ++first) {
+      const GradientPart part = dimension.phase(first);
+      if (part.rows == 0) continue;
+      ++count;
+      const bool is_known = std::ranges::any_of(different, [&](const GradientPart& other) {
+        return other.taps.count == part.taps.count && other.dilation == part.dilation && other.padding == part.padding;
+      });
+      if (!is_known) different.push_back(part);
+    }
+    std::ranges::stable_sort(different, std::ranges::greater(),
+                             [](const GradientPart& part) { return part.taps.count; });
+  }
+};
+
+}  // namespace
+
+GradientConvolutions gradient_convolutions(const ConvProblem& problem, bool together) {
+  const auto h = GradientDimension::height(problem), w = GradientDimension::width(problem);
+  if (together) return {{gradient_convolution(problem, h.together(), w.together())}, 1};
+  const Phases rows(h), columns(w);
+  GradientConvolutions made{{}, rows.count * columns.count};
+  for (const GradientPart& row : rows.different) {
+    for (const GradientPart& column : columns.different) {
+      made.different.push_back(gradient_convolution(problem, row, column));
+    }
+  }
   return made;
 }
 

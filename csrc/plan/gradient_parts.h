@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/flipped_taps.h"
 #include "core/problem.h"
@@ -34,5 +35,12 @@ struct GradientDimension {
 
 // The convolution of two parts. problem: the forward one, whose class, layout and limits it has.
 ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart& rows, const GradientPart& columns);
+
+// The convolutions of a gradient: one for all phases together, or one for each that has taps.
+struct GradientConvolutions {
+  std::vector<ConvProblem> different;  // the one with the most taps first
+  int count = 0;                       // of all
+};
+GradientConvolutions gradient_convolutions(const ConvProblem& problem, bool together);
 
 }  // namespace fastconv

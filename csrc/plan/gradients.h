@@ -17,7 +17,11 @@ struct WeightGradientChoice {
   ConvPlan plan;                // meaningful if support.ok
   double expected_error = 1.0;  // over PyTorch's
   bool auto_eligible = false;   // support.ok, and accurate enough for `auto`
+  bool measured = false;        // chosen because it was measured to be the fastest
 };
+
+// Why PyTorch computes a gradient that was measured.
+Support measured_support();
 
 // Of every algorithm that has one, PyTorch's last.
 const std::vector<const WeightGradient*>& weight_gradient_algorithms();
@@ -25,9 +29,12 @@ WeightGradientChoice evaluate(const WeightGradient& algorithm, const ConvProblem
 std::vector<WeightGradientChoice> weight_gradients(const ConvProblem& problem, const DeviceInfo& device);
 
 // `name` is what the forward convolution was asked for: "torch" asks for PyTorch's gradient, an algorithm that has one
-// for its own where that fits; anything else takes what is estimated to be faster.
+// for its own where that fits; anything else takes what is estimated to be faster, "auto" first what was measured.
 WeightGradientChoice choose_weight_gradient(const std::string& name, const ConvProblem& problem,
                                             const DeviceInfo& device);
+
+// What `auto` is where nothing was measured.
+WeightGradientChoice choose_weight_gradient_by_cost(const ConvProblem& problem, const DeviceInfo& device);
 
 // Where PyTorch's own would be computed in another class than the problem's: it can do that one, too, far slower.
 WeightGradientChoice choose_own_weight_gradient(const std::string& name, const ConvProblem& problem,
@@ -50,16 +57,39 @@ struct InputGradientChoice {
   // problem's.
   ConvProblem convolution;
   int convolutions = 1;
+  std::string algorithm = "auto";  // of the convolutions; "auto": of each its own choice
+  bool measured = false;
 };
 
-// `name` as above: a name of ours asks for our convolutions, of whatever algorithm is the fastest. `auto` takes them
-// where they are estimated to be faster on CUDA (docs/log/115-gradient-choices.md), and with stride 1 on the CPU.
+// As measured choices have it: "torch", PyTorch's gradient, or method and algorithm: "phases winograd_fused",
+// "together torch" (PyTorch's convolution, of the flipped filter).
+std::string name_of(const InputGradientChoice& choice);
+
+// `name` as above: a name of ours asks for our convolutions, of whatever algorithm is the fastest. `auto` takes what
+// was measured, else our convolutions where they are estimated to be faster on CUDA (docs/log/115-gradient-choices.md),
+// and with stride 1 on the CPU.
 InputGradientChoice choose_input_gradient(const std::string& name, const ConvProblem& problem,
                                           const DeviceInfo& device);
+
+// What `auto` is where nothing was measured; where one algorithm is the choice of every convolution, with its name.
+InputGradientChoice choose_input_gradient_by_cost(const ConvProblem& problem, const DeviceInfo& device);
 
 // Where PyTorch's own would be computed in another class than the problem's: in this one it is far slower than ours, so
 // that it cannot be taken as the faster one.
 InputGradientChoice choose_own_input_gradient(const std::string& name, const ConvProblem& problem,
                                               const DeviceInfo& device);
+
+// What may be chosen. An algorithm serves a gradient if it serves all of its convolutions.
+struct InputGradientCandidate {
+  InputGradientChoice choice;   // why not, if it does not fit
+  std::string config;           // of the convolution with the most taps
+  std::size_t workspace_bytes;  // of the convolution that needs the most
+  double expected_error;        // likewise, over PyTorch's
+  bool auto_eligible;
+  double cost_us;
+};
+
+// By each method and algorithm; "auto" among these where the convolutions differ in their choice. PyTorch's last.
+std::vector<InputGradientCandidate> input_gradients(const ConvProblem& problem, const DeviceInfo& device);
 
 }  // namespace fastconv

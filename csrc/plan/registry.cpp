@@ -256,13 +256,17 @@ Candidate choose(const std::string& name, const ConvProblem& problem, const Devi
     }
     return candidate;
   }
-  const std::string measured = find_measured(problem, device);
+  const std::string measured = find_measured(Pass::forward, problem, device);
   for (const Algorithm* algorithm : algorithms()) {
     if (measured != algorithm->name) continue;
     Candidate candidate = evaluate(*algorithm, problem, device);
     candidate.measured = true;
     if (candidate.auto_eligible) return candidate;
   }
+  return choose_by_cost(problem, device);
+}
+
+Candidate choose_by_cost(const ConvProblem& problem, const DeviceInfo& device) {
   Candidate best{};
   double least = 0.0;
   for (Candidate& candidate : candidates(problem, device)) {

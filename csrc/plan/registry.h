@@ -53,4 +53,7 @@ std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& 
 // is expected to err by more than the limit that the caller gave.
 Candidate choose(const std::string& name, const ConvProblem& problem, const DeviceInfo& device);
 
+// What `auto` is where nothing was measured.
+Candidate choose_by_cost(const ConvProblem& problem, const DeviceInfo& device);
+
 }  // namespace fastconv

@@ -112,7 +112,7 @@ def gather_info() -> dict[str, Any]:
         # What `fastconv tune` measured: choices per device, and the file that keeps them.
         "measured": {
             "path": None if (path := measured.path()) is None else str(path),
-            "choices": Counter(device for device, _ in measured.choices()),
+            "choices": Counter(device for device, *_ in measured.choices()),
         },
     }
 

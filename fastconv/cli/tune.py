@@ -39,6 +39,9 @@ def tune(
     image: ImageOption = None,
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc; default nhwc, on the CPU nchw.")] = "",
+    passes: Annotated[
+        str, typer.Option(help="forward, backward_input, backward_weight, or all: what training runs, too.")
+    ] = "forward",
     rounds: Annotated[int, typer.Option(min=1, help="Times each candidate runs.")] = 20,
     max_error: MaxErrorOption = None,
     max_workspace: MaxWorkspaceOption = None,
@@ -50,7 +53,7 @@ def tune(
 
     For the convolutions of whole networks, or of a layer set. For a model of your own: fastconv.tune(model, input).
     """
-    from fastconv import measured, settings, tuning
+    from fastconv import measured, selection, settings, tuning
     from fastconv.models import MAIN_NETWORKS, NETWORKS
     from fastconv.models.compare import CLASS_DTYPE
 
@@ -67,16 +70,18 @@ def tune(
     names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS))
     if layer_set is not None and network != "all":
         raise ValueError(f"network is {network!r} beside --set {layer_set}; expected one of the two")
+    asked = split(passes, "passes", list(selection.PASSES))
     measured.require_writable()
     found: Counter[Convolution] = Counter()
     for accuracy in split(classes, "classes", list(CLASS_DTYPE)):
         for order in orders:
             if layer_set is not None:
-                found.update(_of_layers(layer_set, batch or (64 if on_gpu else 1), accuracy, order, where))
+                layers = _of_layers(layer_set, batch or (64 if on_gpu else 1), accuracy, order, where)
+                found.update(layer.in_pass(pass_) for layer in layers for pass_ in asked)
                 continue
             for name in names:
                 with console.status(f"{name}: its convolutions in class {accuracy}, {order}"):
-                    found.update(_of_network(name, batch, image, accuracy, order, where))
+                    found.update(_of_network(name, batch, image, accuracy, order, where, asked))
     found = tuning.limited(found, settings.resolve_limits(max_error, max_workspace, "torch"))
     report = tuning.measure(found, rounds, _say)
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
@@ -89,11 +94,11 @@ def _say(row: TuneRow, done: int, total: int) -> None:
     times = f"{row.algorithm} {row.us[row.algorithm]:.1f} us" if row.algorithm else "FAILED"
     if row.changed and row.gain is not None:
         times += f", {row.gain:.2f} times as fast as {row.planned}"
-    console.print(f"{done}/{total} {row.problem}: {times}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{done}/{total} {row}: {times}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _of_network(
-    name: str, batch: int | None, image: int | None, accuracy: str, order: str, device: Any
+    name: str, batch: int | None, image: int | None, accuracy: str, order: str, device: Any, passes: Sequence[str]
 ) -> Counter[Convolution]:
     import torch
 
@@ -110,7 +115,7 @@ def _of_network(
     fastconv.swap_(model, precision=precision_of(accuracy))
     side = image or entry.image
     with pytorch_class(accuracy, benchmark=_BENCHMARK):
-        return tuning.record(model, torch.randn(batch, 3, side, side).to(**to))
+        return tuning.record(model, torch.randn(batch, 3, side, side).to(**to), passes=passes)
 
 
 def _of_layers(layer_set: str, batch: int, accuracy: str, order: str, device: Any) -> Sequence[Convolution]:

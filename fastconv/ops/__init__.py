@@ -244,10 +244,10 @@ def layer_packed(layer: int) -> list[Tensor]:
     return [get(layer, index, snapshot) for index in range(count) for snapshot in (False, True)]
 
 
-def layer_last(layer: int) -> tuple[str | None, tuple[int, ...] | None]:
-    """Algorithm and input shape of the layer's last call."""
-    algorithm, *shape = torch.ops.fastconv.layer_last.default(layer).split() or (None,)
-    return algorithm, tuple(map(int, shape)) or None
+def layer_last(layer: int) -> tuple[str | None, tuple[int, ...] | None, tuple[str, ...]]:
+    """Of the layer's last call the algorithm, the input's shape, and layout, dtype and class of its problem."""
+    algorithm, *rest = torch.ops.fastconv.layer_last.default(layer).split() or (None,)
+    return algorithm, tuple(map(int, rest[3:])) or None, tuple(rest[:3])
 
 
 def weight_gradient_reason(
@@ -260,6 +260,19 @@ def weight_gradient_reason(
     return str(
         torch.ops.fastconv.weight_gradient_reason(
             input, grad, weight_size, stride, padding, dilation, groups, channels_last, algorithm, precision, *limits
+        )
+    )
+
+
+def input_gradient_choice(
+    grad: Tensor, weight: Tensor, input_size: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int, algorithm: str, precision: str, own: bool, *limits: Any,
+) -> str:  # fmt: skip
+    """What computes the input gradient of a convolution asked for as `algorithm`: "torch", or a method and an algorithm
+    of `input_gradient_by_convolutions`: "phases auto". own: where PyTorch's would be one in another class."""
+    return str(
+        torch.ops.fastconv.input_gradient_choice.default(
+            grad, weight, input_size, stride, padding, dilation, groups, algorithm, precision, own, *limits
         )
     )
 
@@ -308,11 +321,12 @@ def ladder(
 measured_generation = 0  # grows with every table: what was chosen at a smaller one may be chosen otherwise now
 
 
-def set_measured(choices: Mapping[tuple[str, str], str]) -> None:
-    """Replaces the measured choices, which `auto` takes where they fit: (device, problem) -> algorithm, by the names of
-    `_C.measured_device` and `repr(_C.ConvProblem)`. Planner and operators have a table each."""
+def set_measured(choices: Mapping[tuple[str, str, str], str]) -> None:
+    """Replaces the measured choices, which `auto` takes where they fit: (device, problem, pass) -> choice, by the names
+    of `_C.measured_device`, `repr(_C.ConvProblem)` and `fastconv.selection`. Planner and operators have one table each.
+    """
     global measured_generation
-    lines = "".join(f"{device}\t{problem}\t{algorithm}\n" for (device, problem), algorithm in choices.items())
+    lines = "".join(f"{device}\t{pass_}\t{problem}\t{choice}\n" for (device, problem, pass_), choice in choices.items())
     _C.set_measured(lines)
     torch.ops.fastconv.set_measured(lines)
     measured_generation += 1

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastconv import _C, ops, settings
+from fastconv import ops, settings
 from fastconv.ops import plain
 from fastconv.ops.geometry import Geometry, from_operator
 
@@ -20,18 +19,26 @@ def input_gradient(
     flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
     """The input gradient [N, C, H, W] from grad [N, K, P, Q] and weight [K, C/groups, R, S]."""
-    stride, padding, dilation, groups = geometry
-    memory_format = ops.format_of(grad, weight)
     # Of a DTensor grad and weight are this process's parts, and input_size is of the whole.
-    input_size = [grad.shape[0], weight.shape[1] * groups, *input_size[2:]]
-    agrees = plain.is_of_class(grad, precision)
-    method = planned_input_gradient(grad, weight, input_size, geometry, algorithm, precision, own=not agrees)["method"]
-    if method != "torch":
-        # Of whatever algorithm is the fastest, even where one is named: it was named for the forward.
+    input_size = [grad.shape[0], weight.shape[1] * geometry.groups, *input_size[2:]]
+    own = not plain.is_of_class(grad, precision)
+    choice = ops.input_gradient_choice(grad, weight, input_size, *geometry, algorithm, precision, own, *limits)
+    return input_gradient_by(choice, grad, weight, input_size, geometry, precision, flags, *limits)
+
+
+def input_gradient_by(
+    choice: str, grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, precision: str,
+    flags: int, *limits: Any,
+) -> Tensor:  # fmt: skip
+    """The same by what the planner's choices are called: "torch", or a method and an algorithm."""
+    if choice != "torch":
+        method, algorithm = choice.split()
         return ops.input_gradient_by_convolutions(
-            grad, weight, None, input_size, *geometry, method == "together", "auto", precision, *limits
+            grad, weight, None, input_size, *geometry, method == "together", algorithm, precision, *limits
         )
-    if agrees:
+    memory_format = ops.format_of(grad, weight)
+    if plain.is_of_class(grad, precision):
+        stride, padding, dilation, groups = geometry
         like = torch.empty(input_size, dtype=grad.dtype, device=grad.device, memory_format=memory_format)
         result = torch.ops.aten.convolution_backward(
             grad, like, weight, None, stride, padding, dilation, False, [0, 0], groups, [True, False, False]
@@ -41,37 +48,14 @@ def input_gradient(
     return result.contiguous(memory_format=memory_format)
 
 
-def planned_input_gradient(
-    grad: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
-    own: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """The planner's row of the input gradient. Its method: "torch", or how our forward convolutions make it. own: where
-    PyTorch's would be one in another class."""
-    (n, c, h, w), (k, _, r, s) = input_size, weight.shape
-    stride, padding, dilation, groups = geometry
-    problem = _C.ConvProblem(
-        n=n, c=c, h=h, w=w, k=k, r=r, s=s, stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation),
-        groups=groups, dtype=ops.dtype_name(grad.dtype), precision=precision,
-        layout="nhwc" if ops.format_of(grad, weight) == torch.channels_last else "nchw",
-    )  # fmt: skip
-    row: dict[str, Any] = _C.choose_input_gradient(algorithm, problem, _device_of(grad.device), own)
-    return row
-
-
-@cache
-def _device_of(device: torch.device) -> _C.DeviceInfo:
-    return ops.device_info(device) if device.type == "cuda" else _C.cpu_device(1)  # of a CPU the kind is enough
-
-
 def weight_gradient(
     input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, algorithm: str, precision: str,
     flags: int, *limits: Any,
 ) -> Tensor:  # fmt: skip
     """The weight gradient [K, C/groups, R, S] from input [N, C, H, W] and grad [N, K, P, Q]."""
-    stride, padding, dilation, groups = geometry
     memory_format = ops.format_of(input, grad)
     if math.prod(weight_size) != 0:  # as for the input gradient
-        weight_size = [grad.shape[1], input.shape[1] // groups, *weight_size[2:]]
+        weight_size = [grad.shape[1], input.shape[1] // geometry.groups, *weight_size[2:]]
     problem = (weight_size, *geometry, memory_format == torch.channels_last)
     reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, *limits)
     empty = math.prod(input.shape) == 0 or math.prod(grad.shape) == 0
@@ -82,9 +66,22 @@ def weight_gradient(
         reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, *limits)
     if settings.log_calls:
         settings.logger.debug("weight gradient %s: %s", list(weight_size), "PyTorch, " + reason if reason else "own")
-    if not reason:
-        return ops.call(ops.weight_gradient_kernel_op, input, grad, *problem, algorithm, precision, *limits)
-    like_format = memory_format
+    choice = "torch" if reason else algorithm
+    return weight_gradient_by(choice, input, grad, weight_size, geometry, precision, flags, *limits)
+
+
+def weight_gradient_by(
+    choice: str, input: Tensor, grad: Tensor, weight_size: Sequence[int], geometry: Geometry, precision: str,
+    flags: int, *limits: Any,
+) -> Tensor:  # fmt: skip
+    """The same by an algorithm of ours, or by PyTorch."""
+    stride, padding, dilation, groups = geometry
+    memory_format = like_format = ops.format_of(input, grad)
+    if choice != "torch":
+        problem = (weight_size, *geometry, memory_format == torch.channels_last)
+        return ops.call(ops.weight_gradient_kernel_op, input, grad, *problem, choice, precision, *limits)
+    empty = math.prod(input.shape) == 0 or math.prod(grad.shape) == 0
+    agrees = empty or plain.is_of_class(grad, precision)
     if not agrees and precision != "tf32" and groups == input.shape[1]:
         # PyTorch's kernel for depthwise float32 in NCHW is its own, which knows no TF32.
         input, grad, like_format, agrees = input.contiguous(), grad.contiguous(), torch.contiguous_format, True

@@ -39,23 +39,6 @@ def reason_for_torch(stride: Sequence[int], output_padding: Sequence[int], dilat
     return f"output_padding is {list(output_padding)}; expected less than the stride {list(stride)}"
 
 
-def _phase(size: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int, first: int) -> Any:
-    """Along one dimension: rows first, first + stride, ... of the input gradient see the taps r with
-    first + padding - r * dilation divisible by the stride. They are a convolution of the gradient, of stride 1, with
-    these taps flipped. Returns (taps, dilation, padding on both sides, rows of its output to skip, rows), or None
-    without taps: what csrc/ops/input_gradient.cpp runs."""
-    rows = (size - first + stride - 1) // stride
-    taps = [r for r in range(kernel) if (first + padding - r * dilation) % stride == 0]
-    if not taps or rows <= 0:
-        return None
-    step = (taps[1] - taps[0]) * dilation // stride if len(taps) > 1 else 1
-    reach = step * (len(taps) - 1)
-    before = reach - (first + padding - taps[0] * dilation) // stride  # negative: rows of the gradient to skip
-    after = rows + reach - before - outputs
-    pad = max(before, after, 0)
-    return taps, step, pad, pad - before, rows
-
-
 def convolutions(
     weight_size: Sequence[int], input_size: Sequence[int], geometry: Geometry, output_padding: Sequence[int],
     common: dict[str, Any],
@@ -70,26 +53,9 @@ def convolutions(
         n=1, c=k_per_group * groups, h=height, w=width, k=c, r=kernel[0], s=kernel[1], stride=tuple(stride),
         padding=tuple(padding), dilation=tuple(dilation), groups=groups, **common,
     )  # fmt: skip
-    row = _C.choose_input_gradient("implicit_gemm", problem, _C.cpu_device(1))
-    if row["method"] == "together":
-        return [row["convolution"]]
-    made: dict[tuple[int, ...], _C.ConvProblem] = {}
-    for first in ((y, x) for y in range(stride[0]) for x in range(stride[1])):
-        phases = [
-            _phase([height, width][i], input_size[i], kernel[i], stride[i], padding[i], dilation[i], first[i])
-            for i in range(2)
-        ]
-        if None in phases:
-            continue
-        (rows, step_h, pad_h, *_), (columns, step_w, pad_w, *_) = phases
-        made.setdefault(
-            (len(rows), len(columns)),
-            _C.ConvProblem(
-                n=1, c=c, h=input_size[0], w=input_size[1], k=k_per_group * groups, r=len(rows), s=len(columns),
-                padding=(pad_h, pad_w), dilation=(step_h, step_w), groups=groups, **common,
-            ),
-        )  # fmt: skip
-    return [made[taps] for taps in sorted(made, key=lambda taps: -taps[0] * taps[1])]
+    # Any name of ours asks for our convolutions.
+    made: list[_C.ConvProblem] = _C.choose_input_gradient("implicit_gemm", problem, _C.cpu_device(1))["different"]
+    return sorted(made, key=lambda one: -one.r * one.s)
 
 
 @torch.library.register_fake(ops.conv_transpose2d_compiled_op, lib=ops.library)

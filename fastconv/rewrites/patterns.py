@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fastconv import _C, ops, settings
+from fastconv import _C, ops, selection, settings
 from fastconv.rewrites.convolution import (
     Asked,
     Call,
@@ -375,9 +375,17 @@ def _gradient_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     if problem is None:
         return None
     device = ops.device_info(value_of(x).device)
-    own = bool(mask[0]) and _C.choose_input_gradient(call.algorithm, problem, device)["method"] != "torch"  # type: ignore[index]
-    own |= bool(mask[1]) and _C.choose_weight_gradient(call.algorithm, problem, device)["algorithm"] != "torch"  # type: ignore[index]
-    return None if own else ("cost", "PyTorch's gradient is estimated to be the fastest")
+    chosen = {
+        pass_.removeprefix("backward_"): selection.choose(pass_, problem, device, call.algorithm)
+        for pass_, is_wanted in zip(selection.PASSES[1:], mask, strict=False)  # type: ignore[arg-type]
+        if is_wanted
+    }
+    assert match.taken is not None
+    match.taken.algorithm = ", ".join(f"{what}: {choice.name}" for what, choice in chosen.items())
+    if any(choice.name != "torch" for choice in chosen.values()):
+        return None
+    how = "was measured" if all(choice.measured for choice in chosen.values()) else "is estimated"
+    return "cost", f"PyTorch's gradient {how} to be the fastest"
 
 
 def _as_gradients(match: Match, asked: Asked, edit: Editor) -> fx.Node:

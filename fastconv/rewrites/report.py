@@ -39,7 +39,8 @@ class RewriteRow:
     device: str
     fused: str  # "conv", "conv+bn+residual+relu", "bn+relu+conv+cat" (it writes into a concatenation), ..., or
     # "gradients" of one; empty: `fuse` left PyTorch's module
-    algorithm: str  # the planner's for the example, or what ran last; empty for gradients, and where PyTorch's stays
+    algorithm: str  # the planner's for the example, or what ran last; empty where PyTorch's stays; of gradients
+    # "input: phases direct, weight: torch" (`fastconv.selection` explains the names)
     reason_code: str  # why PyTorch's stays, or why what follows stays apart: for programs
     reason: str  # for people
     last_input_shape: tuple[int, ...] | None  # of the example, or of the most recent call; None if nothing ran yet
@@ -92,7 +93,7 @@ class RewriteReport:
     @property
     def ours(self) -> int:
         """How many of them are fastconv's."""
-        return sum(row.count for row in self.rows if row.is_ours)
+        return sum(row.count for row in self.rows if row.is_ours and row.fused != "gradients")
 
     @property
     def fused(self) -> int:
