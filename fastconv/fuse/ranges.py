@@ -1,9 +1,10 @@
-"""What the code of a fused model calls whose concatenations are ranges of one tensor, and whose norms are computed by
-the convolutions behind them (`fastconv.fuse.lowering`)."""
+"""What the code of a fused model calls whose concatenations are ranges of one tensor, whose norms are computed by the
+convolutions behind them, and whose convolutions have channels of zeros (`fastconv.fuse.lowering`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fastconv.nn import Conv2d, Upsample
 from fastconv.norm import InputNorm
 from fastconv.ops import plain, upsampling
 from fastconv.ops.geometry import pair
+from fastconv.rewrites.widening import missing_channels
 
 # [], or an InputNorm, the activation's name, and its module if it is one.
 Before = Sequence[Any]
@@ -49,6 +51,31 @@ def convolve_into(
     if y is None:
         _copy(out, _called(layer, x, residual, before))
     return buffer
+
+
+def has_constants(layer: Any) -> bool:
+    """Whether it is a layer whose weight can be taken not to change."""
+    return isinstance(layer, Conv2d) and layer.frozen and not layer.weight.requires_grad and not is_altered(layer)
+
+
+def wide(layer: Any, c: int, k: int) -> Callable[..., Tensor]:
+    """The layer, from c to k channels, for images with channels of zeros behind these."""
+    if has_constants(layer) and (layer.in_channels, layer.out_channels) == (c, k):
+        return layer._widened()  # type: ignore[no-any-return]
+    return functools.partial(_called_narrow, layer, c, k)
+
+
+def _called_narrow(layer: Any, c: int, k: int, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    x, residual = x.narrow(1, 0, c), None if residual is None else residual.narrow(1, 0, k)
+    return padded(layer(x) if residual is None else layer(x, residual))
+
+
+def padded(value: Tensor) -> Tensor:
+    """With channels of zeros behind its own, so many that all are whole accesses."""
+    k = value.shape[1]
+    tensor = _new(value, k + missing_channels(value), *value.shape[2:])
+    tensor.narrow(1, k, tensor.shape[1] - k).zero_()
+    return copy_into(value, tensor, 0)
 
 
 def copy_into(value: Tensor, buffer: Tensor | int, begin: int) -> Tensor:
