@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensorMode
 from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_leaves
@@ -128,14 +129,28 @@ def _key(model: fx.GraphModule, args: tuple[Any, ...]) -> tuple[Any, Any] | None
 
 
 def _lowered(model: fx.GraphModule, args: tuple[Any, ...], found: Iterable[Record]) -> Lowered:
-    graph, of_model = copy.deepcopy(model.graph), dict(model.named_modules(remove_duplicate=False))
+    graph = copy.deepcopy(model.graph)
+    edit, concatenations = rewritten(model, graph, args, found)
+    if edit is None or not edit.finish():
+        return Lowered(None, {}, concatenations, set(), set())
+    graph.lint()
+    forward = type(fx.GraphModule(model, graph)).forward
+    return Lowered(forward, edit.layers, concatenations, edit.norms, edit.wide)
+
+
+def rewritten(
+    model: fx.GraphModule, graph: fx.Graph, args: tuple[Any, ...], found: Iterable[Record]
+) -> tuple[_Ranges | None, list[Concatenation]]:
+    """Rewrites a copy of the model's graph for these inputs, in place, with values and records in its nodes. Returns
+    None and nothing where that is not to be."""
+    of_model = dict(model.named_modules(remove_duplicate=False))
     if any(graphs.is_altered(inner) for name, inner in of_model.items() if name):
-        return Lowered(None, {}, [], set(), set())  # hooks, which would see the values that follow
+        return None, []  # hooks, which would see the values that follow
     _spell(graph, of_model)
     try:
         _evaluate(model, graph, args)
     except Exception:  # of a function that is not for tensors without values: what it computes is not known before
-        return Lowered(None, {}, [], set(), set())
+        return None, []
     _mark_written(graph)
     records = {record.name: record for record in found if isinstance(record, Taken)}
     for node in graph.find_nodes(op="call_module"):
@@ -147,10 +162,7 @@ def _lowered(model: fx.GraphModule, args: tuple[Any, ...], found: Iterable[Recor
     concatenations = concatenation.concatenate(graph, asked, edit)
     widening.widen(graph, asked, edit)
     rewrites.apply(graph, (choosing.AROUND,), asked, edit)
-    if not edit.finish():
-        return Lowered(None, {}, concatenations, set(), set())
-    graph.lint()
-    return Lowered(type(fx.GraphModule(model, graph)).forward, edit.layers, concatenations, edit.norms, edit.wide)
+    return edit, concatenations
 
 
 def _spell(graph: fx.Graph, of_model: dict[str, nn.Module]) -> None:
@@ -192,7 +204,7 @@ def _value_like(node: fx.Node) -> Tensor | None:
 
 
 def _evaluate(model: fx.GraphModule, graph: fx.Graph, args: tuple[Any, ...]) -> None:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = detect_fake_mode(args) or FakeTensorMode(allow_non_fake_inputs=True)
     inputs = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args]
     _log.disabled = True  # what goes wrong the call itself says
     try:
@@ -259,8 +271,10 @@ class _Ranges(Editor):
 
     def padded(self, value: fx.Node, channels: int) -> fx.Node:
         node = self.graph.call_function(ranges.padded, (value,))
-        n, _, *size = value_of(value).shape
-        node.meta["val"] = value_of(value).new_empty([n, channels, *size])
+        (n, _, *size), x = value_of(value).shape, value_of(value)
+        node.meta["val"] = self.evaluate_call(
+            torch.empty, (n, channels, *size), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
+        )
         return node
 
     def widened(self, conv: fx.Node, x: fx.Node, residual: fx.Node | None, operator: Callable[[], fx.Node]) -> fx.Node:
@@ -274,7 +288,9 @@ class _Ranges(Editor):
         node.meta["spelled"] = Spelled(
             ops.conv2d_op, lambda _, x, residual=None: wide._replace(input=x, residual=residual)
         )
-        node.meta["val"] = self.evaluate_call(ops.conv2d_op, *wide._replace(input=value_of(x), residual=value_of(residual)))
+        node.meta["val"] = self.evaluate_call(
+            ops.conv2d_op, *wide._replace(input=value_of(x), residual=value_of(residual))
+        )
         self.wide.add(name)
         return node
 
