@@ -49,7 +49,10 @@ VIEWS = {
     "unsqueeze", "expand", "empty", "getattr", "wide", "size",
 }  # fmt: skip
 EXTERN = {"convolution", "addmm", "mm", "bmm"}  # kernels that Inductor does not make
-REDUCTIONS = {"mean", "sum", "max_pool2d_with_indices", "var_mean", "amax", "_softmax"}
+REDUCTIONS = {
+    "mean", "sum", "max_pool2d_with_indices", "_low_memory_max_pool_with_offsets", "avg_pool2d", "var_mean", "amax",
+    "_softmax",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,8 +159,14 @@ def _name(node: fx.Node) -> str:
     return name.partition(".")[0]
 
 
+def _value(node: fx.Node) -> Any:
+    """The first one of several."""
+    value = node.meta.get("val")
+    return value[0] if isinstance(value, (tuple, list)) and value else value
+
+
 def _is_view(node: fx.Node) -> bool:
-    return _name(node) in VIEWS or not isinstance(node.meta.get("val"), Tensor)
+    return _name(node) in VIEWS or not isinstance(_value(node), Tensor)
 
 
 def _is_inductors(node: fx.Node) -> bool:
@@ -188,24 +197,24 @@ def _reads(node: fx.Node, moving: set[fx.Node]) -> Iterator[fx.Node]:
             is_of_inlined = _is_view(each) and any(map(_is_inlined, each.all_input_nodes))
             if _is_inlined(each) or is_of_inlined:
                 yield from _reads(each, moving)
-            elif isinstance(each.meta.get("val"), Tensor):
+            elif isinstance(_value(each), Tensor):
                 yield each
 
 
 def _step(node: fx.Node, moving: set[fx.Node], device: Any) -> Step | None:
-    taken, value = node.meta.get("fastconv"), node.meta.get("val")
+    taken, value = node.meta.get("fastconv"), _value(node)
     if isinstance(taken, Taken):
         kernel = f"{taken.shape}/{taken.stride}"
         return Step("+".join(taken.parts), by(value.shape), kernel, taken.algorithm, taken.us or 0.0)
     if _is_view(node) or _is_inlined(node):
         return None
-    what, values = _name(node), [value, *(each.meta["val"] for each in dict.fromkeys(_reads(node, moving)))]
+    what, values = _name(node), [value, *(_value(each) for each in dict.fromkeys(_reads(node, moving)))]
     if what in ("channel_scatter", "copy_into"):  # a range of the tensor is written, the rest is not read
         source = node.args[0]
-        inner = [each.meta["val"] for each in _reads(source, moving)] if _is_inlined(source) else [source.meta["val"]]
-        values = [source.meta["val"], *inner]
-    elif what == "padded":
-        values.append(values[1])
+        inner = [_value(each) for each in _reads(source, moving)] if _is_inlined(source) else [_value(source)]
+        values = [_value(source), *inner]
+    elif what == "cleared":
+        values = [value[:, node.args[1] :]]
     moved = sum(each.numel() * each.element_size() for each in values)
     us = LAUNCH_US + 1e6 * moved / device.bandwidth_bytes_per_s
     return Step(what, by(values[0].shape), us=us, bytes=moved)

@@ -269,12 +269,9 @@ class _Ranges(Editor):
     def can_widen(self, conv: fx.Node) -> bool:
         return conv.op == "call_module" and ranges.has_constants(self.modules[str(conv.target)])
 
-    def padded(self, value: fx.Node, channels: int) -> fx.Node:
-        node = self.graph.call_function(ranges.padded, (value,))
-        (n, _, *size), x = value_of(value).shape, value_of(value)
-        node.meta["val"] = self.evaluate_call(
-            torch.empty, (n, channels, *size), dtype=x.dtype, device=x.device, memory_format=torch.channels_last
-        )
+    def cleared(self, tensor: fx.Node, begin: int) -> fx.Node:
+        node = self.graph.call_function(ranges.cleared, (tensor, begin))
+        node.meta["val"] = value_of(tensor)
         return node
 
     def widened(self, conv: fx.Node, x: fx.Node, residual: fx.Node | None, operator: Callable[[], fx.Node]) -> fx.Node:

@@ -66,16 +66,15 @@ def wide(layer: Any, c: int, k: int) -> Callable[..., Tensor]:
 
 
 def _called_narrow(layer: Any, c: int, k: int, x: Tensor, residual: Tensor | None = None) -> Tensor:
-    x, residual = x.narrow(1, 0, c), None if residual is None else residual.narrow(1, 0, k)
-    return padded(layer(x) if residual is None else layer(x, residual))
+    x = x.narrow(1, 0, c)
+    y = layer(x) if residual is None else layer(x, residual.narrow(1, 0, k))
+    return cleared(copy_into(y, k + missing_channels(y), 0), k)
 
 
-def padded(value: Tensor) -> Tensor:
-    """With channels of zeros behind its own, so many that all are whole accesses."""
-    k = value.shape[1]
-    tensor = _new(value, k + missing_channels(value), *value.shape[2:])
-    tensor.narrow(1, k, tensor.shape[1] - k).zero_()
-    return copy_into(value, tensor, 0)
+def cleared(tensor: Tensor, begin: int) -> Tensor:
+    """The tensor, with zeros in its channels from `begin` on."""
+    tensor.narrow(1, begin, tensor.shape[1] - begin).zero_()
+    return tensor
 
 
 def copy_into(value: Tensor, buffer: Tensor | int, begin: int) -> Tensor:

@@ -184,8 +184,8 @@ def _takes_range(user: fx.Node, value: fx.Node, channels: int) -> bool:
 
 def takes_strides(user: fx.Node) -> bool:
     """Whether what is no convolution reads a range as fast as a tensor: in a graph of operators Inductor's code does,
-    in one of modules what PyTorch's eager calls compute element by element. A norm copies it first, or is slow; a pool
-    of ours copies it."""
+    in one of modules what PyTorch's eager calls compute element by element, and our upsampling on a GPU. A norm copies
+    it first, or is slow; a pool of ours copies it."""
     if "spelled" not in user.meta:
         return True
     if spelled(user).obstacle is not None:
@@ -193,6 +193,8 @@ def takes_strides(user: fx.Node) -> bool:
     target = read(user)[0]
     if target is aten._native_batch_norm_legit_no_training.default:
         return is_read_through(user)
+    if target is aten.upsample_nearest2d.vec:
+        return is_upsampling(user) and value_of(user).is_cuda
     by_element = aten.add.Tensor, *(activation for activation, *_ in ACTIVATIONS.values())
     return target is aten.cat.default or target in by_element
 

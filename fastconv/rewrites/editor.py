@@ -158,10 +158,18 @@ class Editor:
         """An image in channels_last with channels of zeros behind its own, so many in all: as ranges of a tensor, for
         to pad it, some releases of Inductor copy it."""
         x = value_of(value)
+        # Before the value: what computes it may write it there.
+        inputs = max(self.graph.find_nodes(op="placeholder"), default=next(iter(self.graph.nodes)))
+        with self.graph.inserting_before(max(inputs.next, value)):
+            empty = self.empty_channels(x, channels)
+        return self.cleared(self.emit(ops.channel_scatter_op, value, empty, 0), x.shape[1])
+
+    def cleared(self, tensor: fx.Node, begin: int) -> fx.Node:
+        """The tensor with zeros in its channels from `begin` on, which nobody has written yet."""
+        x = value_of(tensor)
         n, k, *size = x.shape
-        zeros = self.emit(torch.ops.aten.full.default, [n, channels - k, *size], 0.0, dtype=x.dtype, device=x.device)
-        written = self.emit(ops.channel_scatter_op, value, self.empty_channels(x, channels), 0)
-        return self.emit(ops.channel_scatter_op, zeros, written, k)
+        zeros = self.emit(torch.ops.aten.full.default, [n, k - begin, *size], 0.0, dtype=x.dtype, device=x.device)
+        return self.emit(ops.channel_scatter_op, zeros, tensor, begin)
 
     def widened(self, conv: fx.Node, x: fx.Node, residual: fx.Node | None, operator: Callable[[], fx.Node]) -> fx.Node:
         """A convolution of ours of wide images (`widening`). In a graph of operators what `operator` makes."""
