@@ -169,7 +169,9 @@ def networks(
         str, typer.Option(help="Some networks, with commas between, the corpus's too; all: the four of the demo.")
     ] = "all",
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
-    modes: Annotated[str, typer.Option(help="How ours runs: eager, graph, compile, compile_graph, fused, fused_graph.")] = "",
+    modes: Annotated[
+        str, typer.Option(help="How ours runs: eager, graph, compile, compile_graph, fused, fused_graph.")
+    ] = "",
     peers: Annotated[
         str,
         typer.Option(
