@@ -210,11 +210,11 @@ def _step(node: fx.Node, moving: set[fx.Node], device: Any) -> Step | None:
         return None
     what, values = _name(node), [value, *(_value(each) for each in dict.fromkeys(_reads(node, moving)))]
     if what in ("channel_scatter", "copy_into"):  # a range of the tensor is written, the rest is not read
-        source = node.args[0]
+        source: Any = node.args[0]
         inner = [_value(each) for each in _reads(source, moving)] if _is_inlined(source) else [_value(source)]
         values = [_value(source), *inner]
     elif what == "cleared":
-        values = [value[:, node.args[1] :]]
+        values = [value[:, node.args[1] :]]  # type: ignore[misc]
     moved = sum(each.numel() * each.element_size() for each in values)
     us = LAUNCH_US + 1e6 * moved / device.bandwidth_bytes_per_s
     return Step(what, by(values[0].shape), us=us, bytes=moved)

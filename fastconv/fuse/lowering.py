@@ -252,10 +252,12 @@ class _Ranges(Editor):
             activation = self.graph.get_attr(str(rest[0].target)) if rest and rest[0].op == "call_module" else None
             before = [self.graph.get_attr(str(first.target)), norm.activation, activation]
             self.taken |= dict.fromkeys(norm.nodes)
+        layer: Any
         if conv.op == "call_module":
-            layer, x, residual = self.graph.get_attr(str(conv.target)), *conv.args, *[None] * (2 - len(conv.args))
-        else:  # `widened`
-            layer, x, residual, _ = conv.args
+            layer, (x, *others) = self.graph.get_attr(str(conv.target)), conv.args
+        else:  # of `widened`
+            layer, x, *others, _ = conv.args
+        residual = others[0] if others else None
         arguments = (layer, norm.x if norm else x, residual, before)
         if target is None:
             node = self.graph.call_function(ranges.convolve, arguments)
@@ -277,7 +279,7 @@ class _Ranges(Editor):
     def widened(self, conv: fx.Node, x: fx.Node, residual: fx.Node | None, operator: Callable[[], fx.Node]) -> fx.Node:
         call = call_of(conv)
         assert call is not None
-        name, (k, c) = str(conv.target), call.weight.shape[:2]
+        name, (k, c) = str(conv.target), value_of(call.weight).shape[:2]
         layer = self.graph.call_function(ranges.wide, (self.graph.get_attr(name), c, k))
         node = self.graph.call_function(ranges.convolve, (layer, x, residual, []))
         weight, bias = widening.filters(self.evaluate_call, call.weight, call.bias)

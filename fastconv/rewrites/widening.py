@@ -34,11 +34,12 @@ def widen(graph: fx.Graph, asked: Asked, edit: Editor) -> None:
         if call is None or not edit.can_widen(node) or not _can_widen(node, call):
             continue
         emit = edit.evaluate_call
-        x, residual = (value and padded(emit, value, 1) for value in (call.input, call.residual))
-        if not _pays(node, call, _wider(emit, call, x, residual), wide):
+        images = (None if value is None else padded(emit, value, 1) for value in (call.input, call.residual))
+        if not _pays(node, call, _wider(emit, call, *images), wide):
             continue
         with graph.inserting_before(node):
-            x, residual = (value and _widened(edit, value, wide) for value in (call.input, call.residual))
+            x, residual = _widened(edit, call.input, wide), call.residual
+            residual = None if residual is None else _widened(edit, residual, wide)
             make = functools.partial(_emit, edit, call, x, residual)
             y = edit.widened(node, x, residual, make)
             y.meta["fastconv"] = node.meta.get("fastconv")
