@@ -169,12 +169,14 @@ def networks(
         str, typer.Option(help="Some networks, with commas between, the corpus's too; all: the four of the demo.")
     ] = "all",
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
-    modes: Annotated[str, typer.Option(help="How ours runs: eager, compile, graph, fused, fused_graph.")] = "",
+    modes: Annotated[
+        str, typer.Option(help="How ours runs: eager, graph, compile, compile_graph, fused, fused_graph.")
+    ] = "",
     peers: Annotated[
         str,
         typer.Option(
             help="How PyTorch runs: torch, folded (batch norms), each with _eager, _graph; compile, frozen, each with "
-            "_default, _reduce_overhead, _max_autotune; cudnn_best_layers."
+            "_default, _graph, _reduce_overhead, _max_autotune; cudnn_best_layers."
         ),
     ] = "",
     layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nchw,nhwc",

@@ -99,12 +99,14 @@ def _resnets(names: str) -> Step:
 
 # The forms of PyTorch that were ever its fastest, and what its users have: each takes memory, and time to compile.
 _FORMS = "torch_eager,torch_graph,folded_graph,compile_reduce_overhead,frozen_reduce_overhead"
+_MODES = "eager,compile,graph,fused,fused_graph"
 _CLASSES, _OTHER_CLASSES = "fp32,tf32,fp16", "bf16,ieee"
 
 
 def _network(name: str, workers: int = 3) -> Step:
-    """A network of README's table, in every form. workers: two where more fill a card of 80 GB."""
-    command = ("networks", "--network", name, "--workers", str(workers), "--peers", _FORMS, "--compile-limit", "150")
+    """A network of README's table, in every form that it shows. workers: two where more fill a card of 80 GB."""
+    forms = ("--modes", _MODES, "--peers", _FORMS)
+    command = ("networks", "--network", name, "--workers", str(workers), *forms, "--compile-limit", "150")
     return Step("networks", command)
 
 

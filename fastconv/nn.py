@@ -18,6 +18,8 @@ from fastconv.layer import Layer
 from fastconv.norm import InputNorm
 from fastconv.ops import pooling, upsampling
 from fastconv.ops.geometry import Geometry, pair
+from fastconv.rewrites import widening
+from fastconv.rewrites.folding import at_once
 from fastconv.tensors import is_plain
 
 __all__ = ["Conv2d", "FusedConv2d", "MaxPool2d", "Upsample", "refresh"]
@@ -59,6 +61,8 @@ class Conv2d(Layer, nn.Conv2d):
     """
 
     _sums_in_place = False  # the residual is added as by `+=`, which keeps the dtype, not as by `+`
+    _wide: FusedConv2d | None = None  # kept by `_widened`
+    _dropped: tuple[FusedConv2d, ...] = ()  # captured CUDA graphs may read them
 
     def __init__(
         self,
@@ -188,6 +192,55 @@ class Conv2d(Layer, nn.Conv2d):
             self._log(x, padding, key[0], precision, activation)
         around = out, scale, shift, input_activation
         return convolve_around(self._fastconv, x, weight, bias, residual, around, key, precision)
+
+    def _widened(self) -> FusedConv2d:
+        """What the layer computes of images with channels of zeros behind its own, with such ones behind its own: a
+        layer whose channels are whole accesses (`fastconv.rewrites.widening`). It is kept as packed weights of frozen
+        layers are."""
+        if self._wide is not None:
+            return self._wide
+        with torch.inference_mode(False), torch.no_grad():
+            weight, bias = widening.filters(at_once, self.weight, self.bias)
+        k, c, *kernel = weight.shape
+        state, attributes = self._fastconv, self.__dict__
+        wide = FusedConv2d(
+            c, k, kernel, self.stride, self.padding, self.dilation, 1, bias is not None, self.padding_mode, "meta",
+            weight.dtype, algorithm=state.algorithm, precision=state.precision, max_error=state.max_error,
+            max_workspace=state.max_workspace, activation=attributes.get("activation"),
+            negative_slope=attributes.get("negative_slope", 0.01),
+            residual_after=attributes.get("residual_after", False), max_pool=attributes.get("max_pool", False),
+        ).eval()  # fmt: skip
+        wide._fastconv.frozen = state.frozen
+        wide.weight = Parameter(weight, requires_grad=False)
+        wide.bias = None if bias is None else Parameter(bias, requires_grad=False)
+        if weight.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                return wide  # which holds nothing before the first replay, and is the graph's
+            torch.cuda.current_stream(weight.device).synchronize()  # other streams read it without waiting
+        attributes["_wide"] = wide  # no module of this one
+        return wide
+
+    def refresh(self) -> None:
+        """Packs the weight again, for this layer's next calls and for CUDA graphs that captured it. Only a frozen layer
+        needs it, after its weight was changed by hand."""
+        super().refresh()
+        if self._wide is None:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            made = widening.filters(at_once, self.weight, self.bias)
+            for kept, new in zip((self._wide.weight, self._wide.bias), made, strict=True):
+                if kept is not None:
+                    kept.copy_(new)
+        self._wide.refresh()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        attributes = self.__dict__
+        if self._wide is not None:
+            attributes["_dropped"] = (*self._dropped, attributes.pop("_wide"))
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_wide", "_dropped")}
 
     def _log(self, x: Tensor, padding: Any, algorithm: str, precision: str, activation: str) -> None:
         pairs = pair("stride", self.stride), pair("padding", padding), pair("dilation", self.dilation)

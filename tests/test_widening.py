@@ -1,6 +1,8 @@
-"""Frozen convolutions whose channels are no whole accesses: what gets channels of zeros, and values against float64."""
+"""Frozen convolutions whose channels are no whole accesses: what gets channels of zeros, and values against float64, in
+`compile`, `export` and `fuse`."""
 
 import copy
+import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from concatenating import cat, model
+from fusing import fuse_quietly, hooked
 from layers import relative_error
 from rewriting import OURS, check, compiled, on_a_gpu
-from torch import Tensor
+from torch import Tensor, nn
 
 import fastconv
 from fastconv import ops
+from fastconv.compiler import ahead
 from fastconv.rewrites import widening
 from fastconv.rewrites.convolution import plan_of, problem_of
 
@@ -133,3 +137,127 @@ def test_with_inductor():
         y = function(x)
         exact = copy.deepcopy(network).double()(x.double())
     assert relative_error(y.double(), exact) < 1e-5
+
+
+def test_export():
+    m, x = narrow(CASES["block of what Inductor computes"][0]).eval(), picture()
+    with torch.no_grad():
+        module, _ = ahead.rewritten(m, (x,), FROZEN)
+        assert relative_error(module(x).double(), copy.deepcopy(m).double()(x.double())) < 1e-5
+    packed = [node.args[2] for node in module.graph.find_nodes(op="call_function", target=ops.conv2d_packed_op)]
+    assert packed == [[8, 8, 3, 3]] * 2
+    assert [name for name, _ in module.named_parameters()] == []
+
+
+class Chain(nn.Module):
+    """A block as HRNet's, and what a test does behind it."""
+
+    def __init__(self, behind: Any = torch.exp, **arguments: Any) -> None:
+        super().__init__()
+        arguments = {"kernel_size": 3, "padding": 1} | arguments
+        self.first = nn.Conv2d(8, 6, **arguments)
+        self.a, self.b = nn.Conv2d(6, 6, **arguments), nn.Conv2d(6, 6, **arguments)
+        self.relu, self.behind = nn.ReLU(), behind
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.first(x))
+        return self.behind(self.relu(self.b(self.relu(self.a(y))) + y))
+
+
+ALGORITHM = {"algorithm": "implicit_gemm", "precision": "fp32"}
+
+
+def fused(m: nn.Module, *inputs: Tensor, wide: set[str], limit: float = 1e-5) -> fastconv.FusedModule:
+    """Holds it against the model in float64, for each input twice."""
+    result = fuse_quietly(m.to(memory_format=torch.channels_last), **ALGORITHM)
+    exact = copy.deepcopy(m).double()
+    with torch.no_grad():
+        for x in (*inputs, *inputs):
+            y, wanted = result(x.clone()), exact(x.double())
+            assert (y.shape, y.stride()) == (wanted.shape, wanted.stride())
+            assert relative_error(y.double(), wanted) < limit
+    lowered = result._lowerings and result._lowerings.latest
+    assert (lowered.wide if lowered else set()) == wide
+    return result
+
+
+ALL = {"first", "a", "b"}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"padding": "same"}, {"kernel_size": (3, 1), "padding": (1, 0)}])
+def test_fused(arguments):
+    result = fused(Chain(**arguments), picture(), picture()[:1, :, :3, :4], wide=ALL)
+    assert [row.last_input_shape for row in result.report.rows if row.fused] == [(1, 8, 3, 4)] * 3
+    assert list(result.state_dict()) == list(Chain(**arguments).state_dict())
+
+
+def test_fused_what_stays_narrow():
+    class Returned(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x)
+
+    fused(Returned(), picture(), wide=set())
+    fused(Chain(lambda y: y.mul_(2)), picture(), wide={"first", "a"})  # over its value
+    fused(Chain(padding_mode="circular"), picture(), wide=set())
+    result, x = fuse_quietly(Chain(), **ALGORITHM), picture().contiguous()
+    with torch.no_grad():
+        result(x)
+    assert not result._lowerings.latest.wide
+
+
+def test_fused_layers_whose_weights_may_change():
+    class Plain(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(self.first(x))).exp()
+
+    fused(Plain(), picture(), wide=ALL)
+    swapped = Plain().to(memory_format=torch.channels_last).eval()
+    fastconv.swap_(swapped, **ALGORITHM)
+    result, x = fuse_quietly(swapped), picture()
+    with torch.no_grad():
+        assert relative_error(result(x), swapped(x)) < 1e-6
+        assert not result._lowerings.latest.wide
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fused_half_types(dtype):
+    m, x = Chain().to(dtype).to(memory_format=torch.channels_last).eval(), picture().to(dtype)
+    result = fuse_quietly(m, algorithm="implicit_gemm")
+    with torch.no_grad():
+        y, plain, wanted = result(x), m(x), copy.deepcopy(m).double()(x.double())
+    assert result._lowerings.latest.wide == ALL
+    assert relative_error(y.double(), wanted) < 2 * relative_error(plain.double(), wanted)
+
+
+def test_fused_weights_that_change():
+    m, other, x = Chain(), Chain(), picture()
+    result = fused(m, x, wide=ALL)
+    with torch.no_grad():
+        for copied in (copy.deepcopy(result), pickle.loads(pickle.dumps(result))):
+            assert torch.equal(copied(x), result(x))
+        result.load_state_dict(other.state_dict())
+        assert relative_error(result(x).double(), other.double()(x.double())) < 1e-5
+        for parameter in result.parameters():
+            parameter.data.zero_()
+        fastconv.refresh(result)
+        assert torch.equal(result(x), torch.ones_like(result(x)))
+        result.load_state_dict(other.state_dict())
+        assert relative_error(result.half()(x.half()).double(), other(x.double())) < 1e-2
+        assert relative_error(result.float()(x).double(), other(x.double())) < 1e-2  # its filters were rounded
+
+
+def test_fused_layers_that_were_altered_since():
+    x = picture()
+    for change in (
+        lambda layer: hooked(layer),
+        lambda layer: layer.weight.requires_grad_(),
+        lambda layer: setattr(layer, "forward", layer.forward),
+    ):
+        m = Chain()
+        result = fused(m, x, wide=ALL)
+        change(result.a)
+        with torch.no_grad():
+            assert relative_error(result(x).double(), copy.deepcopy(m).double()(x.double())) < 1e-5
+    result.set_submodule("a", nn.Sequential(m.a, m.relu))
+    with torch.no_grad():
+        assert relative_error(result(x).double(), copy.deepcopy(m).double()(x.double())) < 1e-5

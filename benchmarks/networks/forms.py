@@ -41,6 +41,7 @@ class Form:
 MODES = {
     "eager": Form("swapped"),
     "compile": Form("rewritten", "reduce-overhead", frozen=True),
+    "compile_graph": Form("rewritten", "default", frozen=True, graph=True),
     "graph": Form("swapped", graph=True),
     "fused": Form("fused"),
     "fused_graph": Form("fused", graph=True),
@@ -57,6 +58,7 @@ PEERS = {
     "compile_reduce_overhead": Form("torch", "reduce-overhead"),
     "compile_max_autotune": Form("torch", "max-autotune"),
     "frozen_default": Form("torch", "default", frozen=True),
+    "frozen_graph": Form("torch", "default", frozen=True, graph=True),
     "frozen_reduce_overhead": Form("torch", "reduce-overhead", frozen=True),
     "frozen_max_autotune": Form("torch", "max-autotune", frozen=True),
 }

@@ -53,6 +53,8 @@ class FusedModule(fx.GraphModule):
         modules = dict(self.named_modules(remove_duplicate=False))
         lowered = self._lowerings and self._lowerings.latest
         around, concatenations = (lowered.layers, lowered.concatenations) if lowered else ({}, [])
+        if lowered:
+            modules |= {name: getattr(modules[name], "_wide", None) or modules[name] for name in lowered.wide}
         found = [_as_it_ran(record, modules.get(record.name), around.get(record.name)) for record in self._found]
         norms = {record.name for record in found if isinstance(record, Left)} & (lowered.norms if lowered else set())
         return RewriteReport([[*(r for r in found if r.name not in norms), *concatenations]])

@@ -47,6 +47,9 @@ _UPSAMPLING_ARGUMENTS = {
     "antialias": False,
 }  # fmt: skip
 _IDENTITIES = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+# Functions that do nothing in evaluation mode, with the place of the argument that says so.
+_DROPOUTS = {("torch.nn.functional", f"dropout{dims}"): 2 for dims in ("", "1d", "2d", "3d")}
+_DROPOUTS |= {("torchvision.ops.stochastic_depth", "stochastic_depth"): 3}
 
 
 def is_altered(module: nn.Module) -> bool:
@@ -134,6 +137,10 @@ def drop_identities(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
         if len(node.args) == 1 and isinstance(node.args[0], fx.Node):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+    for node in graph.nodes:
+        if node.op == "call_function" and _drops_nothing(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
     for node in graph.find_nodes(op="call_function", target=operator.iadd):
         _drop_zero(graph, node, *node.args)
     for node in graph.find_nodes(op="call_function", target=operator.add):
@@ -143,6 +150,14 @@ def drop_identities(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
         # What these compute is floating-point; of other values 0 may change the dtype.
         if isinstance(modules[str(value.target)], (nn.Conv2d, Conv2d, nn.BatchNorm2d)):
             _drop_zero(graph, node, value, other)
+
+
+def _drops_nothing(node: fx.Node) -> bool:
+    place = _DROPOUTS.get((getattr(node.target, "__module__", ""), getattr(node.target, "__name__", "")))
+    if place is None or not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    training = node.args[place] if len(node.args) > place else node.kwargs.get("training", True)
+    return training is False
 
 
 def _drop_zero(graph: fx.Graph, node: fx.Node, value: Any, other: Any) -> None:

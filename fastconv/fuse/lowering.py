@@ -1,5 +1,5 @@
 """The graph of a fused model for inputs that are known: concatenations along channels become ranges of one tensor,
-which convolutions write and read, and norms before convolutions their affine input.
+which convolutions write and read, norms before convolutions their affine input, and channels whole accesses.
 
 What the rewrites of `fastconv.compile` decide, with the planner's costs for these inputs, is done here in eager calls.
 The sizes are in none of them, so that the code serves others as well. `fastconv.fuse`'s own graph, without any of this,
@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensorMode
 from torch.nn.modules import module as modules
 from torch.utils._pytree import tree_leaves
@@ -27,10 +28,12 @@ from fastconv import ops, rewrites, settings
 from fastconv.eager import is_eager
 from fastconv.fuse import graph as graphs
 from fastconv.fuse import ranges
+from fastconv.nn import Conv2d
 from fastconv.norm import InputNorm
-from fastconv.rewrites import choosing, concatenation
+from fastconv.rewrites import choosing, concatenation, widening
 from fastconv.rewrites.convolution import Concatenation, Record, Taken, call_of
 from fastconv.rewrites.editor import Editor, Spelled, read, spelled, value_of
+from fastconv.rewrites.widening import missing_channels
 
 aten = torch.ops.aten
 _log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -52,6 +55,7 @@ class Lowered:
     layers: dict[str, tuple[Taken, dict[str, Any]]]  # by name: what stands around them, as `problem_of` takes it
     concatenations: list[Concatenation]
     norms: set[str]  # nodes that are gone: norms, and activations behind them
+    wide: set[str]  # the layers that have channels of zeros
 
 
 class Lowerings:
@@ -88,9 +92,12 @@ class Lowerings:
 
 
 def is_candidate(graph: fx.Graph, root: nn.Module) -> bool:
-    """Whether a fused model has what could become a range, or an affine input."""
-    has_norm = any(isinstance(module, InputNorm) for module in root.modules())
-    return has_norm or any(graph.find_nodes(op="call_function", target=cat) for cat in graphs.CONCATENATIONS)
+    """Whether a fused model has what could become a range, an affine input, or wider."""
+    for module in root.modules():
+        is_narrow = isinstance(module, Conv2d) and missing_channels(module.weight, 0) > 0
+        if is_narrow or isinstance(module, InputNorm):
+            return True
+    return any(graph.find_nodes(op="call_function", target=cat) for cat in graphs.CONCATENATIONS)
 
 
 def _key(model: fx.GraphModule, args: tuple[Any, ...]) -> tuple[Any, Any] | None:
@@ -122,14 +129,28 @@ def _key(model: fx.GraphModule, args: tuple[Any, ...]) -> tuple[Any, Any] | None
 
 
 def _lowered(model: fx.GraphModule, args: tuple[Any, ...], found: Iterable[Record]) -> Lowered:
-    graph, of_model = copy.deepcopy(model.graph), dict(model.named_modules(remove_duplicate=False))
+    graph = copy.deepcopy(model.graph)
+    edit, concatenations = rewritten(model, graph, args, found)
+    if edit is None or not edit.finish():
+        return Lowered(None, {}, concatenations, set(), set())
+    graph.lint()
+    forward = type(fx.GraphModule(model, graph)).forward
+    return Lowered(forward, edit.layers, concatenations, edit.norms, edit.wide)
+
+
+def rewritten(
+    model: fx.GraphModule, graph: fx.Graph, args: tuple[Any, ...], found: Iterable[Record]
+) -> tuple[_Ranges | None, list[Concatenation]]:
+    """Rewrites a copy of the model's graph for these inputs, in place, with values and records in its nodes. Returns
+    None and nothing where that is not to be."""
+    of_model = dict(model.named_modules(remove_duplicate=False))
     if any(graphs.is_altered(inner) for name, inner in of_model.items() if name):
-        return Lowered(None, {}, [], set())  # hooks, which would see the values that follow
+        return None, []  # hooks, which would see the values that follow
     _spell(graph, of_model)
     try:
         _evaluate(model, graph, args)
     except Exception:  # of a function that is not for tensors without values: what it computes is not known before
-        return Lowered(None, {}, [], set())
+        return None, []
     _mark_written(graph)
     records = {record.name: record for record in found if isinstance(record, Taken)}
     for node in graph.find_nodes(op="call_module"):
@@ -137,13 +158,11 @@ def _lowered(model: fx.GraphModule, args: tuple[Any, ...], found: Iterable[Recor
         if (record := records.get(str(node.target))) is not None and call_of(node) is not None:
             node.meta["fastconv"] = replace(record, parts=list(record.parts))
     asked = rewrites.Asked(packed=True, scatters=True)
-    edit = _Ranges(graph)
+    edit = _Ranges(graph, of_model)
     concatenations = concatenation.concatenate(graph, asked, edit)
+    widening.widen(graph, asked, edit)
     rewrites.apply(graph, (choosing.AROUND,), asked, edit)
-    if not edit.finish():
-        return Lowered(None, {}, concatenations, set())
-    graph.lint()
-    return Lowered(type(fx.GraphModule(model, graph)).forward, edit.layers, concatenations, edit.norms)
+    return edit, concatenations
 
 
 def _spell(graph: fx.Graph, of_model: dict[str, nn.Module]) -> None:
@@ -185,7 +204,7 @@ def _value_like(node: fx.Node) -> Tensor | None:
 
 
 def _evaluate(model: fx.GraphModule, graph: fx.Graph, args: tuple[Any, ...]) -> None:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = detect_fake_mode(args) or FakeTensorMode(allow_non_fake_inputs=True)
     inputs = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args]
     _log.disabled = True  # what goes wrong the call itself says
     try:
@@ -211,12 +230,14 @@ def _mark_written(graph: fx.Graph) -> None:
 class _Ranges(Editor):
     """The nodes that rewrites make, in a graph of modules; `finish` makes eager calls of the operators among them."""
 
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
         super().__init__(graph)
+        self.modules = modules
         self.new: dict[fx.Node, int] = {}  # tensors that nobody has written yet: their channels
         self.taken: dict[fx.Node, None] = {}  # norms and activations that convolutions compute
         self.norms: set[str] = set()  # the names of those that are gone
         self.layers: dict[str, tuple[Taken, dict[str, Any]]] = {}
+        self.wide: set[str] = set()
 
     def empty_channels(self, like: Tensor, channels: int) -> fx.Node:
         node = super().empty_channels(like, channels)
@@ -231,8 +252,13 @@ class _Ranges(Editor):
             activation = self.graph.get_attr(str(rest[0].target)) if rest and rest[0].op == "call_module" else None
             before = [self.graph.get_attr(str(first.target)), norm.activation, activation]
             self.taken |= dict.fromkeys(norm.nodes)
-        x, residual = norm.x if norm else conv.args[0], conv.args[1] if len(conv.args) > 1 else None
-        arguments = (self.graph.get_attr(str(conv.target)), x, residual, before)
+        layer: Any
+        if conv.op == "call_module":
+            layer, (x, *others) = self.graph.get_attr(str(conv.target)), conv.args
+        else:  # of `widened`
+            layer, x, *others, _ = conv.args
+        residual = others[0] if others else None
+        arguments = (layer, norm.x if norm else x, residual, before)
         if target is None:
             node = self.graph.call_function(ranges.convolve, arguments)
         else:
@@ -240,6 +266,31 @@ class _Ranges(Editor):
         node.meta["val"] = value_of(target or conv)
         if (taken := conv.meta.get("fastconv")) is not None:
             self.layers[taken.name] = taken, around.arguments()
+        return node
+
+    def can_widen(self, conv: fx.Node) -> bool:
+        return conv.op == "call_module" and ranges.has_constants(self.modules[str(conv.target)])
+
+    def cleared(self, tensor: fx.Node, begin: int) -> fx.Node:
+        node = self.graph.call_function(ranges.cleared, (tensor, begin))
+        node.meta["val"] = value_of(tensor)
+        return node
+
+    def widened(self, conv: fx.Node, x: fx.Node, residual: fx.Node | None, operator: Callable[[], fx.Node]) -> fx.Node:
+        call = call_of(conv)
+        assert call is not None
+        name, (k, c) = str(conv.target), value_of(call.weight).shape[:2]
+        layer = self.graph.call_function(ranges.wide, (self.graph.get_attr(name), c, k))
+        node = self.graph.call_function(ranges.convolve, (layer, x, residual, []))
+        weight, bias = widening.filters(self.evaluate_call, call.weight, call.bias)
+        wide = call._replace(weight=weight, bias=bias)
+        node.meta["spelled"] = Spelled(
+            ops.conv2d_op, lambda _, x, residual=None: wide._replace(input=x, residual=residual)
+        )
+        node.meta["val"] = self.evaluate_call(
+            ops.conv2d_op, *wide._replace(input=value_of(x), residual=value_of(residual))
+        )
+        self.wide.add(name)
         return node
 
     def _write(self, node: fx.Node) -> None:
@@ -278,4 +329,4 @@ class _Ranges(Editor):
             if not node.users:
                 self.norms.add(node.name)
                 self.erase(node)
-        return bool(self.layers) or bool(self.new)
+        return bool(self.layers) or bool(self.new) or bool(self.wide)

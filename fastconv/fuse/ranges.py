@@ -1,9 +1,10 @@
-"""What the code of a fused model calls whose concatenations are ranges of one tensor, and whose norms are computed by
-the convolutions behind them (`fastconv.fuse.lowering`)."""
+"""What the code of a fused model calls whose concatenations are ranges of one tensor, whose norms are computed by the
+convolutions behind them, and whose convolutions have channels of zeros (`fastconv.fuse.lowering`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fastconv.nn import Conv2d, Upsample
 from fastconv.norm import InputNorm
 from fastconv.ops import plain, upsampling
 from fastconv.ops.geometry import pair
+from fastconv.rewrites.widening import missing_channels
 
 # [], or an InputNorm, the activation's name, and its module if it is one.
 Before = Sequence[Any]
@@ -49,6 +51,30 @@ def convolve_into(
     if y is None:
         _copy(out, _called(layer, x, residual, before))
     return buffer
+
+
+def has_constants(layer: Any) -> bool:
+    """Whether it is a layer whose weight can be taken not to change."""
+    return isinstance(layer, Conv2d) and layer.frozen and not layer.weight.requires_grad and not is_altered(layer)
+
+
+def wide(layer: Any, c: int, k: int) -> Callable[..., Tensor]:
+    """The layer, from c to k channels, for images with channels of zeros behind these."""
+    if has_constants(layer) and (layer.in_channels, layer.out_channels) == (c, k):
+        return layer._widened()  # type: ignore[no-any-return]
+    return functools.partial(_called_narrow, layer, c, k)
+
+
+def _called_narrow(layer: Any, c: int, k: int, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    x = x.narrow(1, 0, c)
+    y = layer(x) if residual is None else layer(x, residual.narrow(1, 0, k))
+    return cleared(copy_into(y, k + missing_channels(y), 0), k)
+
+
+def cleared(tensor: Tensor, begin: int) -> Tensor:
+    """The tensor, with zeros in its channels from `begin` on."""
+    tensor.narrow(1, begin, tensor.shape[1] - begin).zero_()
+    return tensor
 
 
 def copy_into(value: Tensor, buffer: Tensor | int, begin: int) -> Tensor:

@@ -173,7 +173,7 @@ def _takes_range(user: fx.Node, value: fx.Node, channels: int) -> bool:
         return False
     call = call_of(user)
     if call is None:
-        return "spelled" not in user.meta or (spelled(user).obstacle is None and _takes_strides(user))
+        return takes_strides(user)
     if call.input is not value:
         return call.residual is value
     if not is_channels_last(call):
@@ -182,12 +182,19 @@ def _takes_range(user: fx.Node, value: fx.Node, channels: int) -> bool:
     return row is not None and not is_librarys(row["algorithm"]) and not row["copies_x"]
 
 
-def _takes_strides(user: fx.Node) -> bool:
-    """Of a graph of modules: whether PyTorch's eager call reads a range as fast as a tensor. A norm copies it first, or
-    is slow; a pool of ours copies it."""
+def takes_strides(user: fx.Node) -> bool:
+    """Whether what is no convolution reads a range as fast as a tensor: in a graph of operators Inductor's code does,
+    in one of modules what PyTorch's eager calls compute element by element, and our upsampling on a GPU. A norm copies
+    it first, or is slow; a pool of ours copies it."""
+    if "spelled" not in user.meta:
+        return True
+    if spelled(user).obstacle is not None:
+        return False
     target = read(user)[0]
     if target is aten._native_batch_norm_legit_no_training.default:
         return is_read_through(user)
+    if target is aten.upsample_nearest2d.vec:
+        return is_upsampling(user) and value_of(user).is_cuda
     by_element = aten.add.Tensor, *(activation for activation, *_ in ACTIVATIONS.values())
     return target is aten.cat.default or target in by_element
 

@@ -150,6 +150,31 @@ class Editor:
         In a graph of operators what `operator` makes."""
         return operator()
 
+    def can_widen(self, conv: fx.Node) -> bool:
+        """Whether the weight of a convolution of ours is a constant. In a graph of operators those who ask know."""
+        return True
+
+    def padded(self, value: fx.Node, channels: int) -> fx.Node:
+        """An image in channels_last with channels of zeros behind its own, so many in all: as ranges of a tensor, for
+        to pad it, some releases of Inductor copy it."""
+        x = value_of(value)
+        # Before the value: what computes it may write it there.
+        inputs = max(self.graph.find_nodes(op="placeholder"), default=next(iter(self.graph.nodes)))
+        with self.graph.inserting_before(max(inputs.next, value)):
+            empty = self.empty_channels(x, channels)
+        return self.cleared(self.emit(ops.channel_scatter_op, value, empty, 0), x.shape[1])
+
+    def cleared(self, tensor: fx.Node, begin: int) -> fx.Node:
+        """The tensor with zeros in its channels from `begin` on, which nobody has written yet."""
+        x = value_of(tensor)
+        n, k, *size = x.shape
+        zeros = self.emit(torch.ops.aten.full.default, [n, k - begin, *size], 0.0, dtype=x.dtype, device=x.device)
+        return self.emit(ops.channel_scatter_op, zeros, tensor, begin)
+
+    def widened(self, conv: fx.Node, x: fx.Node, residual: fx.Node | None, operator: Callable[[], fx.Node]) -> fx.Node:
+        """A convolution of ours of wide images (`widening`). In a graph of operators what `operator` makes."""
+        return operator()
+
     def max_pool(self, node: fx.Node, *arguments: Any) -> fx.Node:
         """A max-pool of fastconv's in the place of a node: kernel, stride, padding, dilation and ceil_mode."""
         return self.emit(ops.max_pool2d_op, node.args[0], *arguments)

@@ -22,6 +22,7 @@ from fastconv.rewrites.convolution import (
     describe,
     is_in_class,
     obstacle_of,
+    plan_of,
     pools_inside,
     problem_of,
 )
@@ -179,6 +180,14 @@ BATCH_NORM = Rewrite(
 )
 
 
+def _added_us(call: Call) -> float:
+    """What the planner expects a sum to add to the convolution; 0 where sizes are not known."""
+    if value_of(call.input) is None:
+        return 0.0
+    alone, summed = plan_of(call), plan_of(call._replace(residual=call.input))
+    return 0.0 if alone is None or summed is None else summed["cost_us"] - alone["cost_us"]
+
+
 def _find_sum(node: fx.Node, asked: Asked) -> Match | None:
     _, args, kwargs = read(node)
     if len(args) != 2 or kwargs.get("alpha", 1) != 1 or args[0] is args[1]:
@@ -186,12 +195,14 @@ def _find_sum(node: fx.Node, asked: Asked) -> Match | None:
     calls = {arg: call for arg in args if (call := call_of(arg)) is not None}
     found = [arg for arg, call in calls.items() if call.residual is None and not call.max_pool]
     # Of two convolutions that are added, one that nobody else reads; of two such, the one that the sum is written over,
-    # or one that can still take an activation in; of two such, the later one.
+    # or one that can still take an activation in; of two such, the one to which it adds less, or the later one.
     alone = [arg for arg in found if len(arg.users) == 1] or found
     if not alone:
         return None
     over = args[0] if spelled(node).writes else None
-    conv = max(alone, key=lambda arg: (arg is over, _open_call(arg) is not None, arg))
+    conv = alone[0]
+    if len(alone) > 1:
+        conv = max(alone, key=lambda arg: (arg is over, _open_call(arg) is not None, -_added_us(calls[arg]), arg))
     other = args[1] if args[0] is conv else args[0]
     return Match(node, conv, {"other": other}) if isinstance(other, fx.Node) else None
 
