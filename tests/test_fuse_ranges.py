@@ -156,6 +156,23 @@ def test_what_is_written_over_stays_apart(name: str) -> None:
     assert not any("cat" in each or each.startswith("bn") for each in ours(result))
 
 
+def test_values_in_channels_last_of_a_model_that_is_not() -> None:
+    """As where an attention ends in a permutation; the report asks the planner for the layers as they ran."""
+
+    class Permuted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.permute(0, 3, 1, 2)
+            return cat(self.a(x), self.b(x))
+
+    result = fused(Permuted(), torch.randn(2, 9, 7, 8))
+    assert ours(result) == ["conv+cat"] * 2
+    assert "concatenations without a copy: 1" in str(result.report)
+
+
 def densenet() -> nn.Module:
     network = torchvision.models.DenseNet(8, (2, 3), 16, num_classes=10)
     calibrated(network)

@@ -380,6 +380,8 @@ def _as_it_ran(record: Record, layer: nn.Module | None, around: tuple[Taken, dic
     record, arguments = around or (record, {})
     ran = replace(record, algorithm=layer.last_algorithm or layer.algorithm, input_shape=layer.last_input_shape)
     if ran.input_shape is not None and len(ran.input_shape) == 4 and isinstance(layer, Conv2d):
-        x = torch.empty(ran.input_shape, dtype=layer.weight.dtype, device="meta")
+        # A range is one of channels_last, whatever the format of the model's input and weights.
+        format = torch.channels_last if arguments.get("y_channels") else torch.contiguous_format
+        x = torch.empty(ran.input_shape, dtype=layer.weight.dtype, device="meta", memory_format=format)
         ran.expect(layer_call(layer, x, x if "residual" in ran.parts else None), **arguments)
     return ran
