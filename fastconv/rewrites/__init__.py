@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from fastconv import ops
-from fastconv.rewrites import branches, choosing, concatenation, patterns, widening
+from fastconv.rewrites import branches, choosing, concatenation, patterns, scaling, widening
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Concatenation as Concatenation
 from fastconv.rewrites.convolution import GroupNorm as GroupNorm
@@ -95,8 +95,9 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
             match = rewrite.match(node, asked)
             obstacle = _obstacle(rewrite, match, asked)
             if match is None or obstacle is not None:
-                if rewrite in patterns.EPILOGUE and obstacle is not None and _is_image(read(node)[1][0]):
-                    refused = rewrite.name, obstacle[0]
+                is_left = rewrite in patterns.EPILOGUE and obstacle is not None and not node.meta.get("constant")
+                if is_left and _is_image(read(node)[1][0]):
+                    refused = rewrite.name, obstacle[0]  # type: ignore[index]
                 continue
             with graph.inserting_before(node):
                 new = rewrite.replacement(match, asked, edit)
@@ -109,6 +110,7 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
             left.append(Left(refused[0], node.name, refused[1]))
     for node in graph.nodes:
         node.meta.pop("filters", None)
+        node.meta.pop("constant", None)
     edit.refresh()
     names = {node.name for node in graph.nodes}
     return [each for each in left if each.name in names]
@@ -150,7 +152,9 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
             taken = describe(node, call.weight, call.stride, call.groups, "conv")
             taken.is_models_own = True
             node.meta["fastconv"] = taken
-    left = apply(graph, (branches.BRANCHES, *patterns.FUSING), asked, edit)
+    if asked.packed:
+        scaling.mark_constants(graph)
+    left = apply(graph, (branches.BRANCHES, *scaling.SCALING, *patterns.FUSING), asked, edit)
     concatenations = concatenation.concatenate(graph, asked, edit)
     widening.widen(graph, asked, edit)
     apply(graph, choosing.CHOOSING, asked, edit)

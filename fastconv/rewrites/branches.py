@@ -18,7 +18,7 @@ from torch import fx
 
 from fastconv.rewrites.convolution import Asked, Call, Taken, call_of
 from fastconv.rewrites.editor import Editor, read, spelled, value_of, written_between
-from fastconv.rewrites.folding import Filters, at_once, double, folded, norm_obstacle, range_obstacle
+from fastconv.rewrites.folding import Filters, at_once, exact, norm_obstacle, range_obstacle
 from fastconv.rewrites.patterns import Match, Rewrite, first_output, never
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -118,8 +118,8 @@ def _find(node: fx.Node, asked: Asked) -> Match | None:
     if over_input or written_between(first, node) is not None:
         return None
     if not isinstance(outer.call.weight, fx.Node):  # numbers that are there
-        exact = _sum(at_once, outer.call.weight, outer.call.groups, *(each for one in filters for each in one))
-        if range_obstacle(exact, outer.call.weight.dtype) is not None:
+        total = _sum(at_once, outer.call.weight, outer.call.groups, *(each for one in filters for each in one))
+        if range_obstacle(total, outer.call.weight.dtype) is not None:
             return None
     taken: Taken | None = outer.node.meta.get("fastconv")
     return Match(node, taken=taken, found={"outer": outer, "filters": filters}, gone=(outer.node, *gone))
@@ -137,25 +137,23 @@ def _sum(emit: Callable[..., Any], weight: Any, groups: int, *fields: Any) -> tu
             ones = emit(aten.new_ones.default, weight, [c_per_group], dtype=torch.float64)
             unit = emit(aten.reshape.default, emit(aten.diag_embed.default, ones), [c_per_group, c_per_group, 1, 1])
             branch = branch._replace(weight=emit(aten.repeat.default, unit, [groups, 1, 1, 1]))
-        if branch.variance is None:
-            exact = double(emit, branch.weight), None if branch.bias is None else double(emit, branch.bias)
-        else:
-            exact = folded(emit, *branch)  # type: ignore[arg-type]
+        weight_and_bias = exact(emit, branch)
         own = value_of(branch.weight).shape[2:]
         margin = [(large - small) // 2 for large, small in zip(kernel, own, strict=True) for _ in range(2)]
         if any(margin):
-            exact = emit(aten.constant_pad_nd.default, exact[0], margin[::-1]), exact[1]
+            padded = emit(aten.constant_pad_nd.default, weight_and_bias[0], margin[::-1])
+            weight_and_bias = padded, weight_and_bias[1]
         total = [
             new if old is None else old if new is None else emit(aten.add.Tensor, old, new)
-            for old, new in zip(total, exact, strict=True)
+            for old, new in zip(total, weight_and_bias, strict=True)
         ]
     return total[0], total[1]
 
 
 def _rounded(emit: Callable[..., Any], weight: Any, *rest: Any) -> list[Any]:
     dtype = value_of(weight).dtype
-    exact = _sum(emit, weight, *rest)
-    return [None if each is None else emit(prims.convert_element_type.default, each, dtype) for each in exact]
+    total = _sum(emit, weight, *rest)
+    return [None if each is None else emit(prims.convert_element_type.default, each, dtype) for each in total]
 
 
 def _merge(match: Match, asked: Asked, edit: Editor) -> fx.Node:

@@ -52,6 +52,13 @@ def folded(
     return emit(aten.mul.Tensor, double(emit, weight), emit(aten.reshape.default, s, [-1, 1, 1, 1])), shift
 
 
+def exact(emit: Callable[..., Any], filters: Filters) -> tuple[Any, Any]:
+    """Filters and biases of a branch in float64."""
+    if filters.variance is not None:
+        return folded(emit, *filters)  # type: ignore[arg-type]
+    return double(emit, filters.weight), None if filters.bias is None else double(emit, filters.bias)
+
+
 # The relative L2 error of the filters that rounding them to their dtype makes is at most half a spacing, unless the
 # norm's factors push them out of the dtype's range.
 _ROUNDING_LIMIT = 1.0

@@ -103,7 +103,7 @@ CONVOLUTION = Rewrite("convolution", (aten.convolution.default,), _find_convolut
 # What follows a convolution ------------------------------------------------------------------------------------------
 
 
-def _open_call(node: Any) -> Call | None:
+def open_call(node: Any) -> Call | None:
     """The call, if its epilogue can still take something in."""
     call = call_of(node)
     return call if call is not None and call.activation == "none" and not call.max_pool else None
@@ -126,7 +126,7 @@ def between_obstacle(match: Match) -> Obstacle | None:
     return None if other is None else ("in_place", f"{other.name}, which works in place, stands between them")
 
 
-def _grown(match: Match, edit: Editor, part: str, **arguments: Any) -> fx.Node:
+def grown(match: Match, edit: Editor, part: str, **arguments: Any) -> fx.Node:
     """The convolution with something more in it, where that was."""
     assert match.conv is not None
     call = call_of(match.conv)
@@ -148,7 +148,7 @@ def first_output(node: fx.Node) -> fx.Node | None:
 
 def _find_norm(node: fx.Node, asked: Asked) -> Match | None:
     x, *numbers = read(node)[1]
-    call, output = _open_call(x), first_output(node)
+    call, output = open_call(x), first_output(node)
     if call is None or call.residual is not None or output is None:
         return None
     gamma, beta, mean, variance, _, epsilon = numbers
@@ -170,7 +170,7 @@ def _rounded(emit: Callable[..., Any], weight: Any, *others: Any) -> list[Any]:
 
 def _fold(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     weight, bias = edit.once(_rounded, *match.found["folded"])
-    node = _grown(match, edit, "bn", weight=weight, bias=bias)
+    node = grown(match, edit, "bn", weight=weight, bias=bias)
     node.meta["filters"] = (Filters(*match.found["folded"]),)
     return node
 
@@ -202,7 +202,7 @@ def _find_sum(node: fx.Node, asked: Asked) -> Match | None:
     over = args[0] if spelled(node).writes else None
     conv = alone[0]
     if len(alone) > 1:
-        conv = max(alone, key=lambda arg: (arg is over, _open_call(arg) is not None, -_added_us(calls[arg]), arg))
+        conv = max(alone, key=lambda arg: (arg is over, open_call(arg) is not None, -_added_us(calls[arg]), arg))
     other = args[1] if args[0] is conv else args[0]
     return Match(node, conv, {"other": other}) if isinstance(other, fx.Node) else None
 
@@ -225,8 +225,8 @@ def _sum_obstacle(match: Match, asked: Asked) -> Obstacle | None:
 
 
 def _add(match: Match, asked: Asked, edit: Editor) -> fx.Node:
-    after = _open_call(match.conv) is None
-    return _grown(match, edit, "residual", residual=match.found["other"], residual_after=after)
+    after = open_call(match.conv) is None
+    return grown(match, edit, "residual", residual=match.found["other"], residual_after=after)
 
 
 RESIDUAL = Rewrite("sum", (aten.add.Tensor,), _find_sum, _sum_obstacle, _add)
@@ -269,7 +269,7 @@ def emit_activation(edit: Editor, x: fx.Node, name: str, slope: float) -> fx.Nod
 def _find_activation(node: fx.Node, asked: Asked) -> Match | None:
     target, (x, *rest), kwargs = read(node)
     found = activation_of(target, rest, kwargs)
-    if found is None or _open_call(x) is None:
+    if found is None or open_call(x) is None:
         return None
     if found[0] == "sigmoid" and len(x.users) > 1:
         return None  # SiLU in two steps, which nobody expects in there
@@ -287,7 +287,7 @@ def _activation_obstacle(match: Match, asked: Asked) -> Obstacle | None:
 
 def _activate(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     name = match.found["activation"]
-    return _grown(match, edit, name, activation=name, negative_slope=match.found["slope"])
+    return grown(match, edit, name, activation=name, negative_slope=match.found["slope"])
 
 
 ACTIVATION = Rewrite(
@@ -325,7 +325,7 @@ def _max_pool_obstacle(match: Match, asked: Asked) -> Obstacle | None:
 
 
 def _max_pool(match: Match, asked: Asked, edit: Editor) -> fx.Node:
-    return _grown(match, edit, "max_pool", max_pool=True)
+    return grown(match, edit, "max_pool", max_pool=True)
 
 
 MAX_POOL = Rewrite("max-pool", (aten.max_pool2d_with_indices.default,), _find_max_pool, _max_pool_obstacle, _max_pool)
