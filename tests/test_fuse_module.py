@@ -113,6 +113,22 @@ def test_training_is_refused() -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+def test_models_that_ask_what_they_were_given() -> None:
+    """A trace answers as a call with tensors does."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        y = self.conv(F.relu(x)) if isinstance(x, Tensor) else x
+        first = torch.split(y, 3, 1)[0] if torch.is_tensor(y) else x
+        others = x.shape, x.size(0), y.shape[1] * 2, y.chunk(2, 1)
+        if isinstance(first, Tensor) and not any(isinstance(other, Tensor) for other in others):
+            y = torch.cat([y, first * 2], 1)
+        return y if isinstance(y, torch.nn.Parameter) else y.view(x.size(0), -1)
+
+    model, x = Function(forward).eval(), torch.randn(2, 6, 7, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(fastconv.fuse(model)(x), model(x), rtol=1e-5, atol=1e-5)
+
+
 def test_models_that_cannot_be_traced() -> None:
     def branch(self: Any, x: Tensor) -> Tensor:
         return self.conv(x) if x.sum() > 0 else x

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.utils import _pair
 
 from fastconv import ops
@@ -62,7 +62,37 @@ def is_altered(module: nn.Module) -> bool:
 
 
 class _Proxy(fx.Proxy):
-    """torch.fx takes `x += y` for `x = x + y`, which is another thing for whoever else holds x."""
+    """torch.fx takes `x += y` for `x = x + y`, which is another thing for whoever else holds x; and what stands for a
+    tensor for none: a model that asks `isinstance(x, Tensor)` would be traced as if it were called with something
+    else."""
+
+    _is_param = False  # what torch.nn.Parameter asks tensors
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return Tensor if _kind(self.node) == "tensor" else _Proxy
+
+
+# Methods and functions of a tensor whose value is none.
+_NUMBERS = ("size", "dim", "ndimension", "numel", "nelement", "stride", "item", "tolist", "get_device", "element_size")
+_SEQUENCES = ("chunk", "split", "split_with_sizes", "tensor_split", "unbind", "hsplit", "vsplit")
+
+
+def _kind(node: fx.Node) -> str:
+    """Whether the value is a "tensor", a "sequence" of tensors or something "else", as far as a trace can tell."""
+    if "kind" not in node.meta:
+        node.meta["kind"] = _kind_of(node)
+    return str(node.meta["kind"])
+
+
+def _kind_of(node: fx.Node) -> str:
+    if node.op not in ("call_function", "call_method"):
+        return "tensor"
+    kinds = {"tensor" if _kind(each) == "sequence" else _kind(each) for each in node.all_input_nodes}
+    name = getattr(node.target, "__name__", str(node.target))
+    if "tensor" not in kinds or name in _NUMBERS or node.target is getattr:
+        return "else"
+    return "sequence" if name in _SEQUENCES else "tensor"
 
 
 def _in_place(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +106,11 @@ for _operation in _IN_PLACE_OPERATORS:
 
 class _InPlaceTracer(fx.Tracer):
     def proxy(self, node: fx.Node) -> fx.Proxy:
+        _kind(node)  # of its inputs it is known
         return _Proxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        return a.node if type(a) is _Proxy else super().create_arg(a)
 
 
 class _Tracer(_InPlaceTracer):
@@ -111,8 +145,8 @@ def traced(root: nn.Module) -> fx.Graph:
         graph = tracer.trace(root, concrete_args=fixed or None)
     except Exception as error:
         raise ops.UnsupportedError(
-            f"model cannot be traced by torch.fx: {type(error).__name__}: {error}. fastconv.swap_ takes any model, "
-            "without fusing; or fuse the parts of it that can be traced"
+            f"model cannot be traced by torch.fx: {type(error).__name__}: {error}. fastconv.compile takes "
+            "such models; fastconv.swap_ takes any, without fusing; or fuse the parts of it that can be traced"
         ) from error
     for node in graph.nodes:
         if getattr(node.target, "__name__", "") == "_assert_is_none":
@@ -120,6 +154,8 @@ def traced(root: nn.Module) -> fx.Graph:
             with graph.inserting_before(node):
                 node.args = graph.call_function(operator.eq, (node.args[0], None)), node.args[1]
             node.target = torch._assert
+    for node in graph.nodes:
+        node.meta.pop("kind", None)
     graph._tracer_cls = _InPlaceTracer  # for unpickling, which traces the generated code
     for node in graph.find_nodes(op="placeholder"):
         name = str(node.target).rpartition("_")[0]  # torch.fx numbers the arguments that it fixes
