@@ -35,6 +35,10 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
 
+# What is known of a call that trains its weight: of PyTorch's altogether None, else what autograd's record takes; and the
+# layer's `latest` after it.
+TrainedCall = tuple[int | None, tuple["Settings", int]]
+
 # algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after, max_pool,
 # output_padding of a transposed convolution or None
 Settings = tuple[Any, ...]
@@ -63,7 +67,7 @@ class LayerState:
 
     __slots__ = (
         "__weakref__", "algorithm", "calls", "checked", "elsewhere", "frozen", "latest", "layers", "limits", "lock",
-        "max_error", "max_workspace", "precision", "resolved", "text",
+        "max_error", "max_workspace", "precision", "resolved", "text", "trained",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +87,9 @@ class LayerState:
         self.calls: dict[tuple[int, int], int] = {}  # by layer and mode: what autograd's record takes
         self.latest: tuple[Settings | None, int] = None, 0  # of the most recent call
         self.checked: tuple[tuple[Any, ...], Settings] | None = None  # what conv2d was asked for last, and its key
-        self.elsewhere: tuple[str, tuple[int, ...]] | None = None  # that call's algorithm and shape, if conv2d ran it
+        # Algorithm and shape of the most recent call, if it was not the layer's but conv2d's, or PyTorch's altogether.
+        self.elsewhere: tuple[str, tuple[int, ...]] | None = None
+        self.trained: dict[tuple[Any, ...], TrainedCall | None] = {}  # by what is asked of a call that trains
         self.lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,6 +112,12 @@ class LayerState:
         """For `known_call`, which compares objects: what could change its value is not kept."""
         if all(_is_constant(value) for value in asked):
             self.checked = asked, key
+
+    def keep_trained(self, asked: tuple[Any, ...], call: TrainedCall | None) -> None:
+        """call: None where `convolve` has to see each."""
+        if len(self.trained) >= 256:  # bounded: programs may see ever new shapes
+            self.trained = {}
+        self.trained[asked] = call
 
     def new_layer(self, key: Settings) -> int:
         algorithm, *_, activation, slope, limits, after, max_pool, extra = key
@@ -157,6 +169,7 @@ class LayerState:
     def drop_packed(self, module: nn.Module) -> None:
         """Forgets the packed weights, save those that a captured CUDA graph will read again."""
         with self.lock:
+            self.trained = {}  # found of parameters as they were
             held = [ops.layer_forget(layer) for layer in self.layers.values()]
         if any(held) and not any(state is self for state in _held_by_graphs.get(module, [])):
             _held_by_graphs.setdefault(module, []).append(self)
@@ -293,6 +306,39 @@ def convolve(
     except failures.UnseenError:
         return None
     return y if is_batched or y is None else y.squeeze(0)
+
+
+def autocast_type(x: Tensor) -> torch.dtype | None:
+    """The type that autocast gives a convolution of `x`, if it is on."""
+    device = "cuda" if x.is_cuda else "cpu"
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def switches_of(x: Tensor) -> tuple[torch.dtype | None, str | None]:
+    """What decides in which type or class a convolution of float32 computes: autocast, or else PyTorch's switch."""
+    lower = autocast_type(x) if torch._C._is_any_autocast_enabled() else None
+    return lower, settings.cuda_precision() if lower is None and x.is_cuda else None
+
+
+def trained_call(
+    state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, key: Settings, precision: str
+) -> TrainedCall | None:
+    """What is to be known of calls like this one, of eager tensors, which trains the weight; None if `convolve` has to
+    see each."""
+    tensors: Any = x, weight, bias
+    if autocast_type(x) is not None:
+        with torch.no_grad():
+            tensors = cast("cuda" if x.is_cuda else "cpu", *tensors)
+    if any(tensor is not None and ops.dtype_name(tensor.dtype) == "other" for tensor in tensors):
+        return None
+    mode = ops.PRECISIONS[precision] | ops.TRAINED
+    if plain.is_of_class(x, precision):
+        mode |= ops.ADMITS_TORCH
+    layer = state.layer_of(key)
+    names_own = state.resolved not in ("auto", "torch")
+    if not names_own and ops.layer_left_to_torch(*tensors, layer, mode, x.requires_grad):
+        return None, state.latest
+    return state.calls.get((layer, mode)) or state.new_call(layer, mode), state.latest
 
 
 def convolve_around(

@@ -75,7 +75,7 @@ def test_input_and_weight_are_all_that_is_saved(device: str) -> None:
 def test_one_call_of_pytorch_at_most() -> None:
     layer = fastconv.Conv2d(8, 16, 3, padding=1, algorithm="torch")
     x, grad = torch.randn(2, 8, 7, 7, requires_grad=True), torch.randn(2, 16, 7, 7)
-    y = layer(x)
+    y = layer._convolve(x, None, "none", 0.0, False, False)  # as on a GPU where the forward pass alone is ours
     geometry = [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]
 
     def calls(run: Callable[[], object]) -> dict[str, int]:

@@ -11,6 +11,7 @@
 #include "ops/input_gradient.h"
 #include "ops/kernel_table.h"
 #include "ops/transposed.h"
+#include "plan/gradients.h"
 
 namespace fastconv::ops {
 
@@ -98,6 +99,18 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   status = CallStatus::ran;
   return run_own(input, entry ? nullptr : &weight, entry ? &entry->packed : nullptr, *choice, *problem, bias, residual,
                  *runtime, around);
+}
+
+bool Layer::is_left_to_torch(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                             const CallMode& mode, bool wants_input_gradient) const {
+  if (settings_.transposed || settings_.problem.activation != Activation::none || settings_.problem.max_pool) {
+    return false;
+  }
+  const auto problem = problem_of(settings_.problem, input, weight, bias, std::nullopt, mode.accuracy);
+  if (!problem || !mode.admits_torch) return false;
+  // PyTorch's gradients follow its switch as it is when they are computed: by then they could be of a lower class.
+  if (input.is_cuda() && problem->dtype == DType::f32 && problem->accuracy != AccuracyClass::tf32) return false;
+  return fastconv::is_left_to_torch(settings_.algorithm, *problem, device_of(input), wants_input_gradient);
 }
 
 std::optional<Tensor> Layer::forward_transposed(const Tensor& input, const Tensor& weight,
@@ -311,6 +324,11 @@ Tensor layer_packed(std::int64_t layer, std::int64_t index, bool snapshot) {
 
 void layer_see_stream(std::int64_t layer) { layer_at(layer).see_stream(); }
 
+bool layer_left_to_torch(const Tensor& input, const Tensor& weight, std::optional<Tensor> bias, std::int64_t layer,
+                         std::int64_t mode, bool wants_input_gradient) {
+  return layer_at(layer).is_left_to_torch(input, weight, bias, CallMode(mode), wants_input_gradient);
+}
+
 // "winograd_f4 nhwc float32 fp32 2 64 14 14", or empty before the first call.
 std::string layer_last(std::int64_t number) {
   const Layer::Last& last = layer_at(number).last();
@@ -337,6 +355,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
       "layer_forward_around(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, Tensor(a!)? out, "
       "Tensor? scale, Tensor? shift, str input_activation, int layer, int mode) -> Tensor(a!)?");
+  library.def(
+      "layer_left_to_torch(Tensor input, Tensor weight, Tensor? bias, int layer, int mode, bool wants_input_gradient) "
+      "-> "
+      "bool");
   library.def("layer_status() -> int");
   library.def("layer_adopt(Tensor packed, Tensor snapshot, int layer, str algorithm, int precision) -> ()");
   library.def("layer_refresh(Tensor weight, int layer) -> ()");
@@ -351,6 +373,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                   \
     library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));               \
     library.impl("layer_forward_around", TORCH_BOX(&fastconv::ops::layer_forward_around)); \
+    library.impl("layer_left_to_torch", TORCH_BOX(&fastconv::ops::layer_left_to_torch));   \
     library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));                   \
     library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh));               \
   }

@@ -64,6 +64,11 @@ class Layer {
                                 const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status,
                                 const Around& around = {});
 
+  // Whether a call on these that trains the weight is PyTorch's altogether (plan/gradients.h), so that it need not come
+  // here: nn.Conv2d's does the same.
+  bool is_left_to_torch(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                        const CallMode& mode, bool wants_input_gradient) const;
+
   const LayerSettings& settings() const { return settings_; }
 
   // Keeps a packed weight, in place of all for weights of another shape, dtype or device.

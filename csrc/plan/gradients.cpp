@@ -19,6 +19,10 @@ namespace fastconv {
 FASTCONV_WEIGHT_GRADIENT(torch)  // its cost; it runs in Python, as everything else that PyTorch computes
 #undef FASTCONV_WEIGHT_GRADIENT
 
+namespace algos::torch {
+extern const Algorithm algorithm;
+}
+
 const std::vector<const WeightGradient*>& weight_gradient_algorithms() {
 #define FASTCONV_WEIGHT_GRADIENT(NAME) &algos::NAME::weight_gradient,
   static const std::vector<const WeightGradient*> list{
@@ -70,7 +74,8 @@ std::optional<WeightGradientChoice> measured_weight_gradient(const ConvProblem& 
 
 WeightGradientChoice choose_by_cost(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
   std::vector<WeightGradientChoice> found = weight_gradients(problem, device);
-  double min_us = found.back().plan.cost_us;
+  const double torch_us = found.back().plan.cost_us;
+  double min_us = torch_us;
   found.pop_back();
   WeightGradientChoice choice;
   for (WeightGradientChoice& candidate : found) {
@@ -79,6 +84,7 @@ WeightGradientChoice choose_by_cost(const std::string& name, const ConvProblem& 
           too_inaccurate(candidate.algorithm->name, candidate.expected_error, error_limit(problem, device));
     }
     if (candidate.support.ok) {
+      candidate.gain_us = torch_us - candidate.plan.cost_us;
       if (name == candidate.algorithm->name) return candidate;
       if (candidate.plan.cost_us < min_us) {
         min_us = candidate.plan.cost_us;
@@ -115,6 +121,31 @@ WeightGradientChoice choose_own_weight_gradient(const std::string& name, const C
   WeightGradientChoice choice = choose_weight_gradient(name, problem, device);
   if (choice.algorithm != nullptr || name != "auto") return choice;
   return choose_weight_gradient("implicit_gemm", problem, device);  // whose gradient serves the most
+}
+
+namespace {
+
+// What our way takes of the host over `nn.Conv2d`'s, in one layer and step (docs/log/128-training-step.md).
+constexpr double way_us = 25.0;
+
+}  // namespace
+
+bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const DeviceInfo& device,
+                      bool wants_input_gradient) {
+  const Algorithm& torch = algos::torch::algorithm;
+  const Candidate forward = choose(name, problem, device);
+  const WeightGradientChoice weight = choose_weight_gradient(name, problem, device);
+  InputGradientChoice input;
+  if (wants_input_gradient) input = choose_input_gradient(name, problem, device);
+  const bool is_forward = forward.algorithm != &torch;
+  if (!is_forward && weight.algorithm == nullptr && input.method == InputGradientMethod::torch) return true;
+  // A CPU's costs leave PyTorch's input gradient out. What was measured is not to be weighed by an estimate.
+  if (name != "auto" || device.type != DeviceType::cuda) return false;
+  if (forward.measured || weight.measured || input.measured) return false;
+  double gain_us = weight.algorithm == nullptr ? 0.0 : weight.gain_us;
+  if (input.method != InputGradientMethod::torch) gain_us += input.gain_us;
+  if (is_forward) gain_us += torch.plan(problem, device).cost_us - forward.plan.cost_us;
+  return gain_us < way_us;
 }
 
 }  // namespace fastconv

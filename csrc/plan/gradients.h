@@ -18,6 +18,7 @@ struct WeightGradientChoice {
   double expected_error = 1.0;  // over PyTorch's
   bool auto_eligible = false;   // support.ok, and accurate enough for `auto`
   bool measured = false;        // chosen because it was measured to be the fastest
+  double gain_us = 0.0;         // of a choice of ours: estimated, over PyTorch's
 };
 
 // Why PyTorch computes a gradient that was measured.
@@ -59,6 +60,7 @@ struct InputGradientChoice {
   int convolutions = 1;
   std::string algorithm = "auto";  // of the convolutions; "auto": of each its own choice
   bool measured = false;
+  double gain_us = 0.0;  // of convolutions of ours on CUDA: estimated, over PyTorch's
 };
 
 // As measured choices have it: "torch", PyTorch's gradient, or method and algorithm: "phases winograd_fused",
@@ -91,5 +93,10 @@ struct InputGradientCandidate {
 
 // By each method and algorithm; "auto" among these where the convolutions differ in their choice. PyTorch's last.
 std::vector<InputGradientCandidate> input_gradients(const ConvProblem& problem, const DeviceInfo& device);
+// Whether a layer that is trained, call by call, is left to PyTorch altogether, the record of its gradients included:
+// where nothing is ours, or our kernels gain less time than the host needs for our way to them. PyTorch's convolution
+// must compute in the problem's class. name: what the forward convolution was asked for.
+bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const DeviceInfo& device,
+                      bool wants_input_gradient);
 
 }  // namespace fastconv

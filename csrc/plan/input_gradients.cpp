@@ -79,10 +79,13 @@ double torch_us(const InputGradientChoice& choice, const Candidate& own, const C
   return algos::torch::input_gradient_us(problem, same, device);
 }
 
-bool torch_is_faster(const InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
+// Sets what is gained; returns whether PyTorch's is taken.
+bool torch_is_faster(InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
   const Candidate own = choose("auto", choice.convolution, device);
-  return own_us(choice, own.plan.cost_us, problem, device) >=
-         preference(algos::torch::algorithm, device) * torch_us(choice, own, problem, device);
+  const double of_ours = own_us(choice, own.plan.cost_us, problem, device);
+  const double of_torch = torch_us(choice, own, problem, device);
+  choice.gain_us = of_torch - of_ours;
+  return of_ours >= preference(algos::torch::algorithm, device) * of_torch;
 }
 
 Support input_gradient_support(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {

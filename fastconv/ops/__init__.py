@@ -164,6 +164,9 @@ TRAINED = 16  # the weight will change before it is used again, and is packed fo
 # Why layer_forward returned None (csrc/ops/layer.h).
 STATUS_TORCH, STATUS_PACK, STATUS_STREAM, STATUS_TORCH_CHANNELS_LAST = 1, 2, 3, 4
 layer_status = torch.ops.fastconv.layer_status.default
+# (input, weight, bias, layer, mode, whether the input's gradient is wanted) -> whether a call that trains the weight is
+# PyTorch's altogether.
+layer_left_to_torch: Callable[..., bool] = torch.ops.fastconv.layer_left_to_torch.default
 layer_free = torch.ops.fastconv.layer_free.default
 layer_forget = torch.ops.fastconv.layer_forget.default  # drops packed weights; whether a captured graph reads any
 layer_adopt = torch.ops.fastconv.layer_adopt.default
