@@ -35,13 +35,16 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
 
-# What is known of a call that trains its weight: of PyTorch's altogether None, else what autograd's record takes; and the
-# layer's `latest` after it.
-TrainedCall = tuple[int | None, tuple["Settings", int]]
+# What is known of a call that trains its weight: None of one that is PyTorch's altogether, else what autograd's record
+# takes; and the layer's `latest` after it.
+TrainedCall = tuple[int | None, tuple["Settings | None", int]]
 
 # algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after, max_pool,
 # output_padding of a transposed convolution or None
 Settings = tuple[Any, ...]
+
+
+_MOST_KEPT = 256  # calls of a layer that train: programs may see ever new shapes
 
 
 def _is_constant(value: Any) -> bool:
@@ -115,7 +118,7 @@ class LayerState:
 
     def keep_trained(self, asked: tuple[Any, ...], call: TrainedCall | None) -> None:
         """call: None where `convolve` has to see each."""
-        if len(self.trained) >= 256:  # bounded: programs may see ever new shapes
+        if len(self.trained) == _MOST_KEPT:
             self.trained = {}
         self.trained[asked] = call
 

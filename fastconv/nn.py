@@ -143,7 +143,8 @@ class Conv2d(Layer, nn.Conv2d):
         if call is None:
             state.elsewhere = "torch", asked[0]
             return _conv2d(x, weight, bias, stride, padding, dilation, groups)
-        if latest[0][1:5] != (stride, padding, dilation, groups) or forward_ad._current_level >= 0:
+        key = latest[0]
+        if key is None or key[1:5] != (stride, padding, dilation, groups) or forward_ad._current_level >= 0:
             return None
         lower = autocast_type(x) if _is_autocast() else None
         if lower is not None:

@@ -1,5 +1,4 @@
-"""Calls of a layer that train its weight: which of them are PyTorch's altogether, and what a call keeps for the next one
-that is like it."""
+"""Calls of a layer that train its weight: which are PyTorch's altogether, and what one keeps for those like it."""
 
 from __future__ import annotations
 

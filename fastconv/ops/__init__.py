@@ -336,7 +336,8 @@ def set_measured(choices: Mapping[tuple[str, str, str], str]) -> None:
 
 
 def last_call() -> dict[str, Any] | None:
-    """What the most recent convolution on this thread ran, or None before the first."""
+    """What the most recent convolution on this thread ran, or None before the first. Not of a layer's call that trains
+    and is PyTorch's altogether: the layer's `last_algorithm` says that."""
     call = json.loads(torch.ops.fastconv.last_call())
     return call or None
 
