@@ -35,9 +35,9 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
 
-# What is known of a call that trains its weight: None of one that is PyTorch's altogether, else what autograd's record
-# takes; and the layer's `latest` after it.
-TrainedCall = tuple[int | None, tuple["Settings | None", int]]
+# What is known of a call that trains its weight: what autograd's record takes, or None of one that is PyTorch's
+# altogether; the layer's `latest` after it; and of PyTorch's its kind (`LayerState.last_kind`).
+TrainedCall = tuple[int | None, tuple["Settings | None", int], tuple[str, ...]]
 
 # algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after, max_pool,
 # output_padding of a transposed convolution or None
@@ -90,8 +90,9 @@ class LayerState:
         self.calls: dict[tuple[int, int], int] = {}  # by layer and mode: what autograd's record takes
         self.latest: tuple[Settings | None, int] = None, 0  # of the most recent call
         self.checked: tuple[tuple[Any, ...], Settings] | None = None  # what conv2d was asked for last, and its key
-        # Algorithm and shape of the most recent call, if it was not the layer's but conv2d's, or PyTorch's altogether.
-        self.elsewhere: tuple[str, tuple[int, ...]] | None = None
+        # Algorithm and shape of the most recent call, if it was not the layer's but conv2d's, or PyTorch's altogether; of
+        # that its kind, too.
+        self.elsewhere: tuple[str, tuple[int, ...], tuple[str, ...]] | None = None
         self.trained: dict[tuple[Any, ...], TrainedCall | None] = {}  # by what is asked of a call that trains
         self.lock = threading.Lock()
 
@@ -181,15 +182,22 @@ class LayerState:
     def last(self) -> tuple[str | None, tuple[int, ...] | None]:
         """Algorithm and input shape of the most recent eager call."""
         if self.elsewhere is not None:
-            return self.elsewhere
+            return self.elsewhere[:2]
         layer = self.latest[1]
         return ops.layer_last(layer)[:2] if layer else (None, None)
 
     @property
     def last_kind(self) -> tuple[str, ...]:
         """Layout, dtype and class of that call; empty before it, and where the general operator ran."""
+        if self.elsewhere is not None:
+            return self.elsewhere[2]
         layer = self.latest[1]
-        return ops.layer_last(layer)[2] if layer and self.elsewhere is None else ()
+        return ops.layer_last(layer)[2] if layer else ()
+
+    @property
+    def is_left_to_torch(self) -> bool:
+        """Whether that call, and so its gradients, was PyTorch's altogether."""
+        return self.elsewhere is not None and self.elsewhere[2] != ()
 
     @property
     def last_algorithm(self) -> str | None:
@@ -340,8 +348,9 @@ def trained_call(
     layer = state.layer_of(key)
     names_own = state.resolved not in ("auto", "torch")
     if not names_own and ops.layer_left_to_torch(*tensors, layer, mode, x.requires_grad):
-        return None, state.latest
-    return state.calls.get((layer, mode)) or state.new_call(layer, mode), state.latest
+        layout = "nhwc" if ops.format_of(x, weight) == torch.channels_last else "nchw"
+        return None, state.latest, (layout, ops.dtype_name(tensors[0].dtype), precision)
+    return state.calls.get((layer, mode)) or state.new_call(layer, mode), state.latest, ()
 
 
 def convolve_around(

@@ -138,10 +138,10 @@ class Conv2d(Layer, nn.Conv2d):
             known = self._known(x, weight, bias, asked)
             if known is None:
                 return None
-        call, latest = known
+        call, latest, kind = known
         stride, padding, dilation, groups = own["stride"], own["padding"], own["dilation"], own["groups"]
         if call is None:
-            state.elsewhere = "torch", asked[0]
+            state.elsewhere = "torch", asked[0], kind
             return _conv2d(x, weight, bias, stride, padding, dilation, groups)
         key = latest[0]
         if key is None or key[1:5] != (stride, padding, dilation, groups) or forward_ad._current_level >= 0:
@@ -194,7 +194,7 @@ class Conv2d(Layer, nn.Conv2d):
         if y is None:
             y = self._plain(input, weight, bias, self.padding, residual, activation, slope, residual_after, max_pool)
             last = ops.last_call()
-            state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
+            state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape), ())
         return y
 
     def _traced(

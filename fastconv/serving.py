@@ -115,7 +115,9 @@ def gradient(module: Any, state: LayerState, pass_: str) -> str | None:
         pass_ = {"backward_input": "forward"}.get(pass_, pass_)
         asked = "torch" if asked == "torch" else "auto"
     chosen = selection.choose(pass_, problem, ops.device_info(module.weight.device), asked)
-    return f"{chosen.name} (measured)" if chosen.measured else chosen.name
+    if chosen.measured:
+        return f"{chosen.name} (measured)"
+    return "torch" if state.is_left_to_torch else chosen.name
 
 
 def _last_problem(module: Any, state: LayerState) -> _C.ConvProblem | None:

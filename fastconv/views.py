@@ -334,5 +334,5 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
             )  # fmt: skip
             if eager:
                 last = ops.last_call()
-                state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape))
+                state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape), ())
         return y
