@@ -90,8 +90,8 @@ class LayerState:
         self.calls: dict[tuple[int, int], int] = {}  # by layer and mode: what autograd's record takes
         self.latest: tuple[Settings | None, int] = None, 0  # of the most recent call
         self.checked: tuple[tuple[Any, ...], Settings] | None = None  # what conv2d was asked for last, and its key
-        # Algorithm and shape of the most recent call, if it was not the layer's but conv2d's, or PyTorch's altogether; of
-        # that its kind, too.
+        # Algorithm and shape of the most recent call, if it was not the layer's but conv2d's, or PyTorch's altogether;
+        # and the kind of the latter.
         self.elsewhere: tuple[str, tuple[int, ...], tuple[str, ...]] | None = None
         self.trained: dict[tuple[Any, ...], TrainedCall | None] = {}  # by what is asked of a call that trains
         self.lock = threading.Lock()
