@@ -1,6 +1,6 @@
 // The arithmetic of the power-of-two scales (device/power_of_two.h), on the host: what an infinity or a NaN in a tile
 // does to the scale and to the split halves of the finite values beside it, which is nothing. Built by
-// tests/test_scales.py. Exit status 0, or 1 and a line per failure.
+// tests/test_native.py. Exit status 0, or 1 and a line per failure.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
