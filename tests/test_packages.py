@@ -2,6 +2,7 @@
 on every device, against the same model in float64."""
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,6 +32,22 @@ def _timm(name: str, size: int = 64) -> Case:
         return timm.create_model(name, pretrained=False, num_classes=7)
 
     return Case(make, (2, 3, size, size))
+
+
+def _byob(name: str) -> Case:
+    """A model of timm's built of blocks, two of a stage at most."""
+
+    def short(stage: Any) -> Any:
+        return stage[:2] if isinstance(stage, list) else dataclasses.replace(stage, d=min(stage.d, 2))
+
+    def make() -> nn.Module:
+        import timm
+        from timm.models.byobnet import model_cfgs
+
+        blocks = tuple(map(short, model_cfgs[name].blocks))
+        return timm.create_model(name, pretrained=False, num_classes=7, blocks=blocks)
+
+    return Case(make, (2, 3, 64, 64))
 
 
 def _torchvision(name: str) -> Case:
@@ -90,8 +107,8 @@ CASES = {
     "timm_efficientnet": _timm("efficientnet_b0"),
     "timm_regnet": _timm("regnetx_002"),
     "timm_convnext": _timm("convnext_atto"),
-    "timm_repvgg": _timm("repvgg_a0"),
-    "timm_mobileone": _timm("mobileone_s0"),
+    "timm_repvgg": _byob("repvgg_a0"),
+    "timm_mobileone": _byob("mobileone_s0"),
     "torchvision_densenet": _torchvision("densenet121"),
     "torchvision_mobilenet": _torchvision("mobilenet_v3_small"),
     "diffusers_vae_decoder": Case(_vae, (1, 4, 8, 8), lambda model, x: model.decode(x).sample),
