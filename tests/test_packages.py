@@ -59,6 +59,12 @@ def _torchvision(name: str) -> Case:
     return Case(make, (2, 3, 64, 64))
 
 
+def _densenet() -> nn.Module:
+    from torchvision.models import DenseNet
+
+    return DenseNet(growth_rate=16, block_config=(3, 3, 3, 2), num_init_features=32, num_classes=7)
+
+
 def _vae() -> nn.Module:
     from diffusers import AutoencoderKL
 
@@ -109,7 +115,7 @@ CASES = {
     "timm_convnext": _timm("convnext_atto"),
     "timm_repvgg": _byob("repvgg_a0"),
     "timm_mobileone": _byob("mobileone_s0"),
-    "torchvision_densenet": _torchvision("densenet121"),
+    "torchvision_densenet": Case(_densenet, (2, 3, 64, 64)),
     "torchvision_mobilenet": _torchvision("mobilenet_v3_small"),
     "diffusers_vae_decoder": Case(_vae, (1, 4, 8, 8), lambda model, x: model.decode(x).sample),
     "diffusers_unet": Case(_unet, (2, 4, 16, 16), _conditioned),
