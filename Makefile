@@ -57,7 +57,7 @@ $(VENV)/build.stamp: tools/build/backend.py
 
 # Not isolated: the build uses the torch just installed instead of fetching a second one.
 $(VENV)/install.stamp: $(VENV)/build.stamp pyproject.toml
-	@echo "Compiling, once: 4 to 9 minutes on 2 cores, half a minute with FASTCONV_CUDA=0"
+	@echo "Compiling, once: 5 to 10 minutes on 2 cores, half a minute with FASTCONV_CUDA=0"
 	$(INSTALL) --no-build-isolation --editable ".[test]"
 	touch $@
 
