@@ -93,7 +93,7 @@ class LayerState:
         # Algorithm and shape of the most recent call, if it was not the layer's but conv2d's, or PyTorch's altogether;
         # and the kind of the latter.
         self.elsewhere: tuple[str, tuple[int, ...], tuple[str, ...]] | None = None
-        self.trained: dict[tuple[Any, ...], TrainedCall | None] = {}  # by what is asked of a call that trains
+        self.trained: dict[tuple[Any, ...], TrainedCall] = {}  # by what is asked of a call that trains
         self.lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,8 +117,7 @@ class LayerState:
         if all(_is_constant(value) for value in asked):
             self.checked = asked, key
 
-    def keep_trained(self, asked: tuple[Any, ...], call: TrainedCall | None) -> None:
-        """call: None where `convolve` has to see each."""
+    def keep_trained(self, asked: tuple[Any, ...], call: TrainedCall) -> None:
         if len(self.trained) == _MOST_KEPT:
             self.trained = {}
         self.trained[asked] = call

@@ -18,10 +18,10 @@ from torch import fx
 
 from fastconv.rewrites.convolution import Asked, Call, Taken, call_of
 from fastconv.rewrites.editor import Editor, read, spelled, value_of, written_between
-from fastconv.rewrites.folding import Filters, at_once, exact, norm_obstacle, range_obstacle
+from fastconv.rewrites.folding import Filters, at_once, exact, norm_obstacle, range_obstacle, rounded
 from fastconv.rewrites.patterns import Match, Rewrite, first_output, never
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 
 class _Branches(NamedTuple):
@@ -151,9 +151,7 @@ def _sum(emit: Callable[..., Any], weight: Any, groups: int, *fields: Any) -> tu
 
 
 def _rounded(emit: Callable[..., Any], weight: Any, *rest: Any) -> list[Any]:
-    dtype = value_of(weight).dtype
-    total = _sum(emit, weight, *rest)
-    return [None if each is None else emit(prims.convert_element_type.default, each, dtype) for each in total]
+    return rounded(emit, _sum(emit, weight, *rest), value_of(weight).dtype)
 
 
 def _merge(match: Match, asked: Asked, edit: Editor) -> fx.Node:

@@ -27,10 +27,10 @@ from fastconv.rewrites.convolution import (
     planned,
 )
 from fastconv.rewrites.editor import Editor, is_written, read, spelled, value_of
-from fastconv.rewrites.folding import double
+from fastconv.rewrites.folding import double, rounded
 from fastconv.rewrites.patterns import NORM_ACTIVATIONS, Match, Rewrite, emit_activation, first_output, never
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 
 def _find_call(node: fx.Node, asked: Asked) -> Match:
@@ -253,7 +253,7 @@ def factors(emit: Callable[..., Any], gamma: Any, beta: Any, mean: Any, variance
     shift = emit(aten.neg.default, emit(aten.mul.Tensor, double(emit, mean), scale))
     if beta is not None:
         shift = emit(aten.add.Tensor, shift, double(emit, beta))
-    return [emit(prims.convert_element_type.default, exact, torch.float32) for exact in (scale, shift)]
+    return rounded(emit, (scale, shift), torch.float32)
 
 
 def _as_scatter(match: Match, asked: Asked, edit: Editor) -> fx.Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,11 @@ def at_once(target: Any, *args: Any, **kwargs: Any) -> Any:
 
 def double(emit: Callable[..., Any], value: Any) -> Any:
     return emit(prims.convert_element_type.default, value, torch.float64)
+
+
+def rounded(emit: Callable[..., Any], values: Iterable[Any], dtype: torch.dtype) -> list[Any]:
+    """Filters and biases as a convolution takes them; a bias that is none stays so."""
+    return [None if value is None else emit(prims.convert_element_type.default, value, dtype) for value in values]
 
 
 class Filters(NamedTuple):

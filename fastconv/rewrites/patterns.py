@@ -27,9 +27,9 @@ from fastconv.rewrites.convolution import (
     problem_of,
 )
 from fastconv.rewrites.editor import Editor, hint_of, read, same, spelled, value_of, written_between
-from fastconv.rewrites.folding import Filters, at_once, folded, norm_obstacle, range_obstacle
+from fastconv.rewrites.folding import Filters, at_once, folded, norm_obstacle, range_obstacle, rounded
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 
 @dataclass
@@ -164,8 +164,7 @@ def _norm_obstacle(match: Match, asked: Asked) -> Obstacle | None:
 
 
 def _rounded(emit: Callable[..., Any], weight: Any, *others: Any) -> list[Any]:
-    dtype = value_of(weight).dtype
-    return [emit(prims.convert_element_type.default, exact, dtype) for exact in folded(emit, weight, *others)]
+    return rounded(emit, folded(emit, weight, *others), value_of(weight).dtype)
 
 
 def _fold(match: Match, asked: Asked, edit: Editor) -> fx.Node:

@@ -16,10 +16,10 @@ from torch import Tensor, fx
 
 from fastconv.rewrites.convolution import Asked
 from fastconv.rewrites.editor import Editor, value_of
-from fastconv.rewrites.folding import Filters, double, exact
+from fastconv.rewrites.folding import Filters, double, exact, rounded
 from fastconv.rewrites.patterns import Match, Rewrite, grown, never, open_call
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
 
 def mark_constants(graph: fx.Graph) -> None:
@@ -90,12 +90,8 @@ def _shifted(emit: Callable[..., Any], c: Any, filters: Filters) -> Filters:
 def _rewrite(part: str, change: Callable[..., Filters], *targets: Any) -> Rewrite:
     def folded(emit: Callable[..., Any], weight: Any, constant: Any, *fields: Any) -> tuple[Filters, Any, Any]:
         filters = change(emit, _by_channel(emit, constant, value_of(weight)), Filters(*fields))
-        new, bias = exact(emit, filters)
-        rounded = [
-            None if v is None else emit(prims.convert_element_type.default, v, value_of(weight).dtype)
-            for v in (new, bias)
-        ]
-        return filters, rounded[0], rounded[1]
+        new, bias = rounded(emit, exact(emit, filters), value_of(weight).dtype)
+        return filters, new, bias
 
     def replacement(match: Match, asked: Asked, edit: Editor) -> fx.Node:
         filters, weight, bias = edit.once(folded, *match.found["folded"])
