@@ -195,7 +195,7 @@ def networks(
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Compile and begin nothing after.")] = None,
     energy: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0.1, help="So long for the energy of an image; a file of its own."),
+        typer.Option(metavar="SECONDS", min=0.1, help="So long for the energy of an image."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Pass over what the file already holds.")] = False,
     suite_name: Annotated[str, typer.Option("--suite", help="Of the file, if not networks.")] = "",
@@ -211,7 +211,7 @@ def networks(
     from fastconv.models.compare import CLASS_DTYPE
 
     where = device_named(device)
-    name = suite_name or suite.suite_name(where, energy)
+    name = suite_name or suite.suite_name(where)
     out = json_path or results.default_path(environment.describe(name, where))
     names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", zoo.names())
     wanted = split(classes, "classes", list(CLASS_DTYPE))

@@ -29,6 +29,7 @@ import typer
 from benchmarks import merge
 from benchmarks.harness import results, turns
 from benchmarks.layers.sets import suite_of
+from benchmarks.training import suite as training
 from fastconv.cli.support import DeviceOption, device_named, fail, say
 
 SHORTEST_S = 20.0  # with less time left no step is begun
@@ -65,7 +66,8 @@ Queue = tuple[Step, ...]
 
 @dataclass(frozen=True)
 class Phase:
-    """quiet: what it measures is the host's time, too, so that no other GPU of the host works meanwhile."""
+    """quiet: what it measures is the host's time, too, so that nothing else goes on meanwhile, and each of its steps is
+    one process that compiles nothing; several GPUs run one each."""
 
     queues: tuple[Queue, ...]
     quiet: bool = False
@@ -105,7 +107,7 @@ _CLASSES, _OTHER_CLASSES = "fp32,tf32,fp16", "bf16,ieee"
 
 def _network(name: str, workers: int = 3) -> Step:
     """A network of README's table, in every form that it shows. workers: two where more fill a card of 80 GB."""
-    forms = ("--modes", _MODES, "--peers", _FORMS)
+    forms = ("--modes", _MODES, "--peers", _FORMS, "--energy", "2")
     command = ("networks", "--network", name, "--workers", str(workers), *forms, "--compile-limit", "150")
     return Step("networks", command)
 
@@ -133,7 +135,12 @@ PHASES: dict[str, Phase] = {
     "layers": Phase(
         (
             (_layers("layers", 4), _layers("strided", 1)),
-            (_layers("groups", 3), _layers("pointwise", 3), _layers("stems", 3)),
+            (
+                _layers("groups", 3),
+                _layers("pointwise", 3),
+                _layers("stems", 3),
+                Step("megakernel", ("megakernel", "--parts", "layers,rivals"), resumes=False),
+            ),
         )
     ),
     "networks": Phase(
@@ -192,27 +199,13 @@ PHASES: dict[str, Phase] = {
     "alone": Phase(
         (
             (
+                *(Step("training", ("training", "--network", name)) for name in training.BATCHES),
                 Step("host", ("host",), resumes=False),
-                Step("training", ("training",)),
-                Step("megakernel", ("megakernel", "--parts", "layers,rivals"), resumes=False),
             ),
         ),
         quiet=True,
     ),
     "gradients_others": Phase(((*_gradients("weight", _OTHER_CLASSES), *_gradients("input", _OTHER_CLASSES)),)),
-    "energy": Phase(
-        (
-            (
-                Step(
-                    "networks_energy",
-                    (
-                        "networks", "--suite", "networks_energy", "--energy", "2", "--modes", "compile,fused_graph",
-                        "--peers", _FORMS, "--classes", "fp32,fp16", "--workers", "2", "--compile-limit", "150",
-                    ),
-                ),
-            ),
-        )
-    ),
     # What is timed of cuDNN alone goes with the leanest kernels around it, which are those of frozen networks.
     "networks_cudnn": Phase(
         (
@@ -285,9 +278,8 @@ def _schedule(phases: Sequence[Phase], gpus: Sequence[str]) -> Iterator[tuple[li
             yield [None] * len(phase.queues), list(phase.queues)
         return
     lanes: list[_Lane] = list(enumerate(gpus))
-    for quiet, group in itertools.groupby(phases, lambda phase: phase.quiet):
-        single: list[Queue] = [(step,) for phase in group for queue in phase.queues for step in queue]
-        yield lanes[:1] if quiet else lanes, single
+    for _, group in itertools.groupby(phases, lambda phase: phase.quiet):
+        yield lanes, [(step,) for phase in group for queue in phase.queues for step in queue]
 
 
 _running: set[int] = set()  # process groups of steps

@@ -38,9 +38,9 @@ NOT_COMPILED = f"not compiled: {network_parts.SPENT}"
 Report = Callable[[str], None]
 
 
-def suite_name(device: torch.device, energy_s: float | None = None) -> str:
-    """Of the result file; with energy, whose runs are few and short, of another one."""
-    return f"networks{'_energy' if energy_s else ''}{'' if device.type == 'cuda' else '_cpu'}"
+def suite_name(device: torch.device) -> str:
+    """Of the result file."""
+    return "networks" if device.type == "cuda" else "networks_cpu"
 
 
 def head_of(device: torch.device | str | None, suite: str | None = None) -> results.Document:

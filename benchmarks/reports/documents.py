@@ -95,9 +95,9 @@ def region(name: str, results: Path) -> str:
         case ["host"]:
             return host.table(file("host"))
         case ["energy"]:
-            documents = (_found(results, each, "networks_energy") for each in gpu.split("+"))
+            documents = (_found(results, each, "networks") for each in gpu.split("+"))
             drawn = ((networks.energy_table(its), common.machine_line(its)) for its in documents if its is not None)
-            return "\n\n".join(next(drawn, (sentences.NOTHING,)))
+            return "\n\n".join(next((both for both in drawn if both[0]), (sentences.NOTHING,)))
         case ["regret"]:
             return regret.table(file("regret"))
         case [suite, "summary"] if suite.startswith("layers"):

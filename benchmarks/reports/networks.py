@@ -134,7 +134,7 @@ def by_network(document: Document, accuracy: str | None) -> dict[Key, dict[str, 
 
 def energy_table(document: Document) -> str:
     """A row per network and class: energy of an image, the mode of ours that takes least of it against the fastest form
-    of PyTorch; millijoules of the whole board and watts."""
+    of PyTorch; millijoules of the whole board and watts. "" if none was measured."""
     lines = []
     for (name, cls, batch), modes in by_network(document, None).items():
         known = {mode: row for mode, row in modes.items() if "energy" in row and "peer_energy" in row}
@@ -147,7 +147,7 @@ def energy_table(document: Document) -> str:
         line += [f"{ours['watts']:.0f}", f"`{row['best_peer']}`", f"{peer['image_j'] * 1e3:.1f}"]
         lines.append([*line, f"{peer['watts']:.0f}", common.times(peer["image_j"] / ours["image_j"])])
     header = ["network", "batch", "class", "ours", "mJ per image", "W", "PyTorch", "mJ per image", "W", "less by"]
-    return common.markdown_table(header, lines)
+    return common.markdown_table(header, lines) if lines else ""
 
 
 def summary(
