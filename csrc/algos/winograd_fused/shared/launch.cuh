@@ -44,6 +44,15 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, WaitReport* 
   return params;
 }
 
+// Nothing but bias and ReLU: such an end of a work tile is in kernels of its own (NHWC), which do not fetch the code of
+// the others.
+template <typename T>
+bool is_plain(const Epilogue<T>& epilogue) {
+  const ActivationFunction& activate = epilogue.activate;
+  return epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
+         (activate.negative_slope == 1.0f || activate.clamps);
+}
+
 // In launches of as many work tiles as a block, or a cluster, of every multiprocessor can keep account of.
 template <auto kernel, int threads = single::block_threads, typename T, typename... Maps>
 void launch_work_tiles(ParamsOf<T> params, const Config& config, std::size_t shared_bytes, int processors,

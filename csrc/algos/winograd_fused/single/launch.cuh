@@ -63,7 +63,7 @@ InputMaps<input_maps(shape)> make_input_maps(const ConvProblem& problem, const C
   return maps;
 }
 
-template <typename T, Shape shape, bool use_tma, StoreMode output>
+template <typename T, Shape shape, bool use_tma, StoreMode output, bool plain = false>
 void launch(const Params<T>& params, const Config& config, const ConvArgs& args, int processors, cudaStream_t stream) {
   constexpr std::size_t bytes =
       output == StoreMode::filters ? sizeof(Shared<T, shape>) : Shared<T, shape>::bytes_for_exchange();
@@ -71,8 +71,8 @@ void launch(const Params<T>& params, const Config& config, const ConvArgs& args,
   LineMaps<line_maps(shape)> lines{};
   if constexpr (use_tma) input = make_input_maps<shape>(args.problem, config, params.x);
   if constexpr (output == StoreMode::filters) lines = make_line_maps<T, shape>(args, config);
-  launch_work_tiles<convolve<T, number_of(shape), use_tma, output>>(params, config, bytes, processors, stream, input,
-                                                                    lines);
+  launch_work_tiles<convolve<T, number_of(shape), use_tma, output, plain>>(params, config, bytes, processors, stream,
+                                                                           input, lines);
 }
 
 template <typename T>
@@ -80,21 +80,21 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   const auto params = make_params<T>(args, config, runtime.wait_report());
   const int processors = runtime.device().processors;
   const auto stream = stream_of(runtime);
-  if (config.shape == narrow) {
-    return launch<T, narrow, true, StoreMode::filters>(params, config, args, processors, stream);
-  }
-  if (config.shape == small) {
-    return launch<T, small, true, StoreMode::filters>(params, config, args, processors, stream);
-  }
-  if (config.shape == packed_columns) {
-    return launch<T, packed_columns, true, StoreMode::filters>(params, config, args, processors, stream);
-  }
+  const auto by_filters = [&]<Shape shape, bool use_tma = true>() {
+    is_plain(params.epilogue)
+        ? launch<T, shape, use_tma, StoreMode::filters, true>(params, config, args, processors, stream)
+        : launch<T, shape, use_tma, StoreMode::filters>(params, config, args, processors, stream);
+  };
+  if (config.shape == narrow) return by_filters.template operator()<narrow>();
+  if (config.shape == small) return by_filters.template operator()<small>();
+  if (config.shape == packed_columns) return by_filters.template operator()<packed_columns>();
   const auto launch_as = [&]<StoreMode output>() {
     config.use_tma ? launch<T, wide, true, output>(params, config, args, processors, stream)
                    : launch<T, wide, false, output>(params, config, args, processors, stream);
   };
   switch (config.store) {
-    case StoreMode::filters: return launch_as.template operator()<StoreMode::filters>();
+    case StoreMode::filters:
+      return config.use_tma ? by_filters.template operator()<wide>() : by_filters.template operator()<wide, false>();
     case StoreMode::pixels: return launch_as.template operator()<StoreMode::pixels>();
     case StoreMode::elements: return launch_as.template operator()<StoreMode::elements>();
   }

@@ -62,14 +62,6 @@ __device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMa
 }
 __device__ __forceinline__ bool copies(int warp, int lane) { return warp < 2 && lane == 0; }
 
-// What needs no step but the clamping: a branch costs more than the arithmetic of 8 positions.
-template <typename T, Shape shape>
-__device__ __forceinline__ bool is_plain(const Params<T>& params, const FilterScales<shape>& filters) {
-  const ActivationFunction& activate = params.epilogue.activate;
-  return !filters.two_factors && params.epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
-         (activate.negative_slope == 1.0f || activate.clamps);
-}
-
 // Half types, no activation or ReLU. between(j) comes among the 8 positions j. Outputs beyond float16 look like sums
 // that are not finite: their work tile is repeated in vain.
 template <typename T, Shape shape, typename Between>
@@ -138,17 +130,6 @@ __device__ __forceinline__ float finish_any_fp16(const Params<T>& params, const 
     hopper::store_transposed(mine.received + j * group_bytes<T>, packed);
   }
   return bad;
-}
-
-// Whether it is so for all threads of a warpgroup.
-__device__ __forceinline__ bool all_of_group(int group, bool mine) {
-  unsigned all;
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nbarrier.cta.red.and.pred p, %2, 128, p;\nselp.u32 %0, 1, 0, p;\n}"
-      : "=r"(all)
-      : "r"(static_cast<unsigned>(mine)), "r"(group_barrier + group)
-      : "memory");
-  return all != 0;
 }
 
 // float32: one column after the other, since shared memory holds half of the outputs.
@@ -278,8 +259,8 @@ __device__ __forceinline__ float finish_any_floats(const Params<T>& params, cons
 }
 
 // Returns NaN if a sum is not finite. prepare_next: once sum[2] may be waited for; load_next(j), j a group of
-// positions: into registers of the next work tile. slot: of the work tile and its exponents.
-template <typename T, Shape shape, typename Prepare, typename Load>
+// positions: into registers of the next work tile. slot: of the work tile and its exponents. plain: the epilogue is.
+template <bool plain, typename T, Shape shape, typename Prepare, typename Load>
 __device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
                                               Shared<T, shape>& shared, Sums<shape>& sum, int slot,
                                               const WorkTile& work_tile, SumExponents<shape>& exponents, int group,
@@ -298,9 +279,9 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
   const Fragment<T, shape> mine{pairs, FilterScales<shape>(terms, exponents), work_tile, group, warp,
                                 lane,  received_at(shared, group, warp, lane)};
   float bad;
-  bool plain = is_plain(params, mine.filters);
+  if (plain && __builtin_expect(mine.filters.two_factors, 0)) apply_second_scale(mine, sum);
   if constexpr (has_lines<T>) {
-    if (__builtin_expect(plain, 1)) {
+    if constexpr (plain) {
       bad = finish_plain_fp16(params, mine, sum, load_next);
     } else {
       bad = finish_any_fp16(params, mine, sum, load_next);
@@ -312,9 +293,11 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
       copy_lines<shape>(params, maps, work_tile, column, 0, shared.lines[column]);
     }
   } else {
-    plain = all_of_group(group, plain);  // both have barriers
-    bad = __builtin_expect(plain, 1) ? finish_plain_floats(params, maps, shared, mine, sum, load_next)
-                                     : finish_any_floats(params, maps, shared, mine, sum, load_next);
+    if constexpr (plain) {
+      bad = finish_plain_floats(params, maps, shared, mine, sum, load_next);
+    } else {
+      bad = finish_any_floats(params, maps, shared, mine, sum, load_next);
+    }
   }
   return bad;
 }

@@ -137,4 +137,22 @@ struct Fragment {
   __device__ __forceinline__ int first_filter() const { return work_tile.filter_block * filter_tile + warp * 16; }
 };
 
+// Where what undoes a scale is more than a power of two that float32 has: the second of two factors, to all sums and
+// what has been received, each in its place, so that the code that follows need not know of it.
+template <typename T, Shape shape>
+__device__ __forceinline__ void apply_second_scale(const Fragment<T, shape>& mine, Sums<shape>& sum) {
+#pragma unroll
+  for (int j = 0; j < position_groups(shape); ++j) {
+    const std::uint32_t received = mine.received + j * group_bytes<T>;
+    float four[4];
+    hopper::load_shared(four, received);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float factor = mine.filters.second_scale[FilterScales<shape>::index(i)];
+      four[i] *= factor, sum[0][4 * j + i] *= factor, sum[2][4 * j + i] *= factor;
+    }
+    hopper::store_shared(received, four);
+  }
+}
+
 }  // namespace fastconv::algos::winograd_fused::single

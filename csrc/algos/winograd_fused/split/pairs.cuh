@@ -10,12 +10,6 @@
 
 namespace fastconv::algos::winograd_fused::split {
 
-inline bool is_plain(const Epilogue<float>& epilogue) {
-  const ActivationFunction& activate = epilogue.activate;
-  return epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
-         (activate.negative_slope == 1.0f || activate.clamps);
-}
-
 // What a thread needs to finish its outputs: two neighbouring filters, at neighbouring positions, two columns of each
 // tile. group: of points.
 template <int group>
