@@ -87,6 +87,8 @@ GRADIENT_KERNELS = [
     ),
 ]
 FLIP = r"fastconv::.*\bflip<"
+# PyTorch's kernels of the activations that a plan has behind the convolution.
+ACTIVATIONS = {"hardswish": r"hardswish", "gelu": r"Gelu", "gelu_tanh": r"Gelu", "sigmoid": r"sigmoid"}
 PACKING = r"pack_filters|filter_transform"
 TRANSPOSITION = r"fastconv::transpose_(fours|any)"
 
@@ -117,6 +119,9 @@ def check(algorithm: str, config: str, reads_nhwc: bool, kernels: list[str]) -> 
     transposed = sum(bool(re.search(TRANSPOSITION, name)) for name in mine)
     if transposed != reads_nhwc:
         return f"{transposed} transpositions, planned {int(reads_nhwc)}"
+    behind = re.search(r", then (\w+)$", config)
+    if behind and not any("at::native" in name and re.search(ACTIVATIONS[behind[1]], name) for name in mine):
+        return f"no {behind[1]}"
     for name in mine:
         if "fastconv" in name and not re.search(f"{known}|{TRANSPOSITION}", name):
             return f"runs {name}"
@@ -165,6 +170,8 @@ class Tensors:
         n, c, h, w, k, r, s, *geometry, self.cls, self.layout, self.epilogue = row
         self.dtype, self.precision = CLASSES[self.cls]
         self.problem, self.generator, self.geometry = golden_plans.problem_of(row), generator, geometry
+        words = self.epilogue.split()
+        self.activation = next((word for word in words if word in {"relu", *ACTIVATIONS}), None)
         self.x_size, self.weight_size = (n, c, h, w), (k, c // geometry[-1], r, s)
         self.y_size = (n, k, self.problem.p, self.problem.q)
 
@@ -185,7 +192,7 @@ def run_forward(row: list[object], names: list[str], generator: torch.Generator)
         torch.cuda._sleep(1)
         fastconv.conv2d(x, weight, bias, *tensors.geometry, algorithm=name, residual=residual,
                         precision=tensors.precision if tensors.dtype is torch.float32 else None,
-                        activation="relu" if "relu" in tensors.epilogue else None)  # fmt: skip
+                        activation=tensors.activation)  # fmt: skip
         ran.append((name, fastconv.last_call()["config"]))
     return ran, "nhwc" if ops.format_of(x, weight) == torch.channels_last else "nchw"
 
