@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from fastconv import ops
-from fastconv.eager import LayerState, is_eager
+from fastconv import failures, once, ops, settings
+from fastconv.eager import (
+    LayerState,
+    Settings,
+    TrainedCall,
+    autocast_type,
+    is_eager,
+    switches_of,
+    trained_call,
+)
+
+# What every call that trains asks, by names that are found at once.
+_Parameter = nn.Parameter
+_float32 = torch.float32
+_records = torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
+_is_transformed = torch._C._are_functorch_transforms_active
+_is_autocast = torch._C._is_any_autocast_enabled
+_casts = {torch.float16: Tensor.half, torch.bfloat16: Tensor.bfloat16}  # half the way of `to`
 
 
 class Layer(nn.Module):
@@ -63,6 +83,70 @@ class Layer(nn.Module):
         weight = self._packed_weight()
         if is_eager(weight):
             self._fastconv.refresh(weight)
+
+    def _trained(self, x: Tensor) -> Tensor | None:
+        """A call that trains the weight, without anything behind the convolution, if one like it has been seen; None if
+        it is `convolve`'s.
+
+        In few steps: among a network's operators every call is met cold, so that an instruction takes three times what
+        it takes in a loop over one layer (docs/log/128-training-step.md)."""
+        own = self.__dict__
+        parameters = own["_parameters"]
+        weight, bias = parameters.get("weight"), parameters.get("bias", self)
+        if not (
+            type(x) is Tensor and type(weight) is _Parameter and weight.requires_grad and _records()
+            and bias is not self and own["padding_mode"] == "zeros" and _dispatch_modes() == 0
+            and not _is_transformed() and _tracing_state() is None and not settings.log_calls
+        ):  # fmt: skip
+            return None
+        state, dtype = own["_fastconv"], x.dtype
+        # Where two calls differ in what is not asked here, what is kept of one serves the other, if not as fast.
+        asked = x.shape, dtype, ops.measured_generation, switches_of(x) if dtype is _float32 else None
+        known = state.trained.get(asked)
+        if known is None:
+            known = self._known(x, weight, bias, asked)
+            if known is None:
+                return None
+        call, latest, kind = known
+        if call is None:
+            state.elsewhere = "torch", asked[0], kind
+            return self._by_torch(x, weight, bias)
+        key = latest[0]
+        if (
+            key is None or forward_ad._current_level >= 0 or key[10] not in (None, own["output_padding"])
+            or key[1:5] != (own["stride"], own["padding"], own["dilation"], own["groups"])
+        ):  # fmt: skip
+            return None
+        lower = autocast_type(x) if _is_autocast() else None
+        if lower is not None:
+            if dtype is not lower and dtype is not _float32:
+                return None
+            to_lower = _casts[lower]
+            x, weight = x if dtype is lower else to_lower(x), to_lower(weight)
+            bias = None if bias is None else to_lower(bias)
+        state.latest, state.elsewhere = latest, None
+        try:
+            return ops.recorded_convolution(x, weight, bias, call)
+        except failures.UnseenError:
+            return None
+
+    def _known(self, x: Tensor, weight: Tensor, bias: Tensor | None, asked: tuple[Any, ...]) -> TrainedCall | None:
+        """What is known of calls of which `_trained` asks this; None if each is `convolve`'s."""
+        if x.dim() != 4 or once.wanted is not False or not is_eager(x, weight, bias):
+            return None
+        found = self._trained_key(x)
+        call = None if found is None else trained_call(self._fastconv, x, weight, bias, *found)
+        if call is not None:
+            self._fastconv.keep_trained(asked, call)
+        return call
+
+    def _by_torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """PyTorch's own convolution with the layer's attributes as they are."""
+        raise NotImplementedError
+
+    def _trained_key(self, x: Tensor) -> tuple[Settings, str] | None:
+        """What the operators know a call that trains by, and its accuracy class; None if it is not theirs."""
+        raise NotImplementedError
 
     def _weight_and_bias(self) -> tuple[Any, Any]:
         parameters = self._parameters

@@ -7,21 +7,16 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
-from fastconv import failures, functional, once, ops, settings
+from fastconv import functional, ops, settings
 from fastconv.eager import (
     LayerState,
-    TrainedCall,
-    autocast_type,
     convolve,
     convolve_around,
     is_eager,
     needs_gradient,
-    switches_of,
-    trained_call,
 )
 from fastconv.epilogue import conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
@@ -44,13 +39,7 @@ _strided = torch.strided
 _is_autocast = torch._C._is_any_autocast_enabled
 Parameter = nn.Parameter
 
-# What every call that trains asks, likewise.
-_float32 = torch.float32
 _conv2d = torch.conv2d
-_records = torch.is_grad_enabled
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_tracing_state = torch._C._get_tracing_state
-_casts = {torch.float16: Tensor.half, torch.bfloat16: Tensor.bfloat16}  # half the way of `to`
 
 # torch.fx records the convolution as one call instead of tracing into its argument checks.
 torch.fx.wrap("conv2d")
@@ -116,59 +105,12 @@ class Conv2d(Layer, nn.Conv2d):
                 return y
         return self._convolve(input, None, "none", 0.0, False, False)
 
-    def _trained(self, x: Tensor) -> Tensor | None:
-        """A call that trains the weight, if one like it has been seen; None if it is `_convolve`'s.
-
-        In few steps: among a network's operators every call is met cold, so that an instruction takes three times what
-        it takes in a loop over one layer (docs/log/128-training-step.md)."""
+    def _by_torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         own = self.__dict__
-        parameters = own["_parameters"]
-        weight, bias = parameters.get("weight"), parameters.get("bias", self)
-        if not (
-            type(x) is Tensor and type(weight) is Parameter and weight.requires_grad and _records() and bias is not self
-            and own["padding_mode"] == "zeros" and _dispatch_modes() == 0 and not _is_transformed()
-            and _tracing_state() is None and not settings.log_calls
-        ):  # fmt: skip
-            return None
-        state, dtype = own["_fastconv"], x.dtype
-        # Where two calls differ in what is not asked here, what is kept of one serves the other, if not as fast.
-        asked = x.shape, dtype, ops.measured_generation, switches_of(x) if dtype is _float32 else None
-        known = state.trained.get(asked)
-        if known is None:
-            known = self._known(x, weight, bias, asked)
-            if known is None:
-                return None
-        call, latest, kind = known
-        stride, padding, dilation, groups = own["stride"], own["padding"], own["dilation"], own["groups"]
-        if call is None:
-            state.elsewhere = "torch", asked[0], kind
-            return _conv2d(x, weight, bias, stride, padding, dilation, groups)
-        key = latest[0]
-        if key is None or key[1:5] != (stride, padding, dilation, groups) or forward_ad._current_level >= 0:
-            return None
-        lower = autocast_type(x) if _is_autocast() else None
-        if lower is not None:
-            if dtype is not lower and dtype is not _float32:
-                return None
-            to_lower = _casts[lower]
-            x, weight = x if dtype is lower else to_lower(x), to_lower(weight)
-            bias = None if bias is None else to_lower(bias)
-        state.latest, state.elsewhere = latest, None
-        try:
-            return ops.recorded_convolution(x, weight, bias, call)
-        except failures.UnseenError:
-            return None
+        return _conv2d(x, weight, bias, own["stride"], own["padding"], own["dilation"], own["groups"])
 
-    def _known(self, x: Tensor, weight: Tensor, bias: Tensor | None, asked: tuple[Any, ...]) -> TrainedCall | None:
-        """What is known of calls of which `_trained` asks this; None if each is `_convolve`'s."""
-        padding = self.padding
-        if type(padding) is not tuple or x.dim() != 4 or once.wanted is not False or not is_eager(x, weight, bias):
-            return None
-        key, precision = self._key(x, padding, "none", 0.0, False, False)
-        call = trained_call(self._fastconv, x, weight, bias, key, precision)
-        if call is not None:
-            self._fastconv.keep_trained(asked, call)
-        return call
+    def _trained_key(self, x: Tensor) -> tuple[tuple[Any, ...], str] | None:
+        return self._key(x, self.padding, "none", 0.0, False, False) if type(self.padding) is tuple else None
 
     def _convolve(
         self, input: Tensor, residual: Tensor | None, activation: str, slope: float, residual_after: bool,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.common_types import _size_1_t, _size_2_t
 
 from fastconv import functional, ops, settings
-from fastconv.eager import LayerState, convolve, is_eager
+from fastconv.eager import LayerState, Settings, convolve, is_eager
 from fastconv.functional import conv2d
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, check_settings
@@ -22,6 +22,7 @@ from fastconv.ops.geometry import integer, pair
 __all__ = ["Conv1d", "ConvTranspose2d", "conv1d", "conv_transpose2d"]
 
 _is_compiling = torch.compiler.is_compiling
+_conv_transpose2d = torch.conv_transpose2d
 
 # torch.fx records each as one call, as it does conv2d.
 torch.fx.wrap("conv1d")
@@ -306,6 +307,10 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.ConvTranspose2d.
 
         `output_size`: P and Q (or the whole shape), of the sizes that the stride admits."""
+        if output_size is None and not _is_compiling():
+            trained = self._trained(input)
+            if trained is not None:
+                return trained
         state, own = self._fastconv, self.__dict__
         stride, padding, dilation, groups = own["stride"], own["padding"], own["dilation"], own["groups"]
         extra: Any = own["output_padding"]
@@ -322,8 +327,7 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
         eager = is_eager(input, weight, bias) and "_is_replica" not in own
         y = None
         if eager and (extra == (0, 0) or not transposed.reason_for_torch(stride, extra, dilation)):
-            key = (state.resolved, stride, padding, dilation, groups, "none", 0.0, state.limits, False, False, extra)
-            precision = settings.resolve_precision(state.precision, input.is_cuda)
+            key, precision = self._key(input, extra)
             if settings.log_calls:
                 _log(input, weight, stride, padding, extra, dilation, groups, state.resolved, precision)
             y = convolve(state, input, weight, bias, None, key, precision, state.precision is None)
@@ -336,3 +340,22 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
                 last = ops.last_call()
                 state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape), ())
         return y
+
+    def _key(self, x: Tensor, extra: Any) -> tuple[Settings, str]:
+        """What the operators know a call by, with an output padding, and its accuracy class."""
+        state, own = self._fastconv, self.__dict__
+        stride, padding, dilation, groups = own["stride"], own["padding"], own["dilation"], own["groups"]
+        key = (state.resolved, stride, padding, dilation, groups, "none", 0.0, state.limits, False, False, extra)
+        return key, settings.resolve_precision(state.precision, x.is_cuda)
+
+    def _by_torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        own = self.__dict__
+        geometry = own["stride"], own["padding"], own["output_padding"], own["groups"], own["dilation"]
+        return _conv_transpose2d(x, weight, bias, *geometry)
+
+    def _trained_key(self, x: Tensor) -> tuple[Settings, str] | None:
+        own = self.__dict__
+        extra: Any = own["output_padding"]
+        if extra != (0, 0) and transposed.reason_for_torch(own["stride"], extra, own["dilation"]):
+            return None
+        return self._key(x, extra)

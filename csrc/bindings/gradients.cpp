@@ -88,10 +88,15 @@ void bind_gradients(py::module_& module) {
         return rows;
       },
       py::arg("problem"), py::arg("device"), "A row per algorithm that has a weight gradient, PyTorch's last.");
-  module.def("is_left_to_torch", &is_left_to_torch, py::arg("algorithm"), py::arg("problem"), py::arg("device"),
-             py::arg("wants_input_gradient"),
-             "Whether a layer that is trained call by call is PyTorch's altogether: nothing is ours, or too little is "
-             "gained by it.");
+  module.def(
+      "is_left_to_torch",
+      [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device, const std::string& without) {
+        return is_left_to_torch(name, problem, device,
+                                without.empty() ? std::nullopt : std::optional(pass_from_name(without)));
+      },
+      py::arg("algorithm"), py::arg("problem"), py::arg("device"), py::arg("without") = "",
+      "Whether a layer that is trained call by call is PyTorch's altogether: nothing is ours, or too little is gained "
+      "by it. without: the pass that nobody wants.");
   module.def(
       "choose_input_gradient",
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device, bool own) {

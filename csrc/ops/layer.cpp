@@ -103,14 +103,18 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
 
 bool Layer::is_left_to_torch(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                              const CallMode& mode, bool wants_input_gradient) const {
-  if (settings_.transposed || settings_.problem.activation != Activation::none || settings_.problem.max_pool) {
-    return false;
-  }
-  const auto problem = problem_of(settings_.problem, input, weight, bias, std::nullopt, mode.accuracy);
+  if (settings_.problem.activation != Activation::none || settings_.problem.max_pool) return false;
+  const auto problem =
+      settings_.transposed
+          ? transposed_problem(settings_.problem, *settings_.transposed, input, weight, bias, mode.accuracy)
+          : problem_of(settings_.problem, input, weight, bias, std::nullopt, mode.accuracy);
   if (!problem || !mode.admits_torch) return false;
   // PyTorch's gradients follow its switch as it is when they are computed: by then they could be of a lower class.
   if (input.is_cuda() && problem->dtype == DType::f32 && problem->accuracy != AccuracyClass::tf32) return false;
-  return fastconv::is_left_to_torch(settings_.algorithm, *problem, device_of(input), wants_input_gradient);
+  // The gradient of a transposed layer's input is the convolution.
+  const Pass of_input = settings_.transposed ? Pass::forward : Pass::backward_input;
+  const auto without = wants_input_gradient ? std::nullopt : std::optional(of_input);
+  return fastconv::is_left_to_torch(settings_.algorithm, *problem, device_of(input), without);
 }
 
 std::optional<Tensor> Layer::forward_transposed(const Tensor& input, const Tensor& weight,

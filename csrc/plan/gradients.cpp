@@ -127,25 +127,37 @@ namespace {
 
 // What our way takes of the host over `nn.Conv2d`'s, in one layer and step (docs/log/128-training-step.md).
 constexpr double way_us = 25.0;
+// An H100's host takes twice as long for the passes of a layer and what stands around it. Where PyTorch's convolutions
+// are done sooner the GPU waits for the host, and nothing of a gain is seen (docs/log/130-measured.md).
+constexpr double awaited_us = 300.0;
 
 }  // namespace
 
 bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const DeviceInfo& device,
-                      bool wants_input_gradient) {
+                      std::optional<Pass> without) {
   const Algorithm& torch = algos::torch::algorithm;
-  const Candidate forward = choose(name, problem, device);
+  double gain_us = 0.0, torch_us = weight_gradients(problem, device).back().plan.cost_us;
+  bool is_torch = true, is_measured = false;
+  const auto count = [&](bool is_own, bool measured, double gain) {
+    is_torch &= !is_own, is_measured |= measured, gain_us += is_own ? gain : 0.0;
+  };
   const WeightGradientChoice weight = choose_weight_gradient(name, problem, device);
-  InputGradientChoice input;
-  if (wants_input_gradient) input = choose_input_gradient(name, problem, device);
-  const bool is_forward = forward.algorithm != &torch;
-  if (!is_forward && weight.algorithm == nullptr && input.method == InputGradientMethod::torch) return true;
+  count(weight.algorithm != nullptr, weight.measured, weight.gain_us);
+  if (without != Pass::forward) {
+    const Candidate forward = choose(name, problem, device);
+    const double its_us = torch.plan(problem, device).cost_us;
+    count(forward.algorithm != &torch, forward.measured, its_us - forward.plan.cost_us);
+    torch_us += its_us;
+  }
+  if (without != Pass::backward_input) {
+    const InputGradientChoice input = choose_input_gradient(name, problem, device);
+    count(input.method != InputGradientMethod::torch, input.measured, input.gain_us);
+    torch_us += input_gradients(problem, device).back().cost_us;
+  }
+  if (is_torch) return true;
   // A CPU's costs leave PyTorch's input gradient out. What was measured is not to be weighed by an estimate.
-  if (name != "auto" || device.type != DeviceType::cuda) return false;
-  if (forward.measured || weight.measured || input.measured) return false;
-  double gain_us = weight.algorithm == nullptr ? 0.0 : weight.gain_us;
-  if (input.method != InputGradientMethod::torch) gain_us += input.gain_us;
-  if (is_forward) gain_us += torch.plan(problem, device).cost_us - forward.plan.cost_us;
-  return gain_us < way_us;
+  if (name != "auto" || device.type != DeviceType::cuda || is_measured) return false;
+  return gain_us < way_us || torch_us < awaited_us;
 }
 
 }  // namespace fastconv

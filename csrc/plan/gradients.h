@@ -2,10 +2,12 @@
 // is not meaningful; its layout is that of the gradient's tensors.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/algorithm.h"
+#include "plan/measured.h"
 #include "plan/registry.h"
 
 namespace fastconv {
@@ -94,9 +96,11 @@ struct InputGradientCandidate {
 // By each method and algorithm; "auto" among these where the convolutions differ in their choice. PyTorch's last.
 std::vector<InputGradientCandidate> input_gradients(const ConvProblem& problem, const DeviceInfo& device);
 // Whether a layer that is trained, call by call, is left to PyTorch altogether, the record of its gradients included:
-// where nothing is ours, or our kernels gain less time than the host needs for our way to them. PyTorch's convolution
-// must compute in the problem's class. name: what the forward convolution was asked for.
+// where nothing is ours, or our kernels gain less time than the host needs for our way to them, or the host takes
+// longer than the GPU in any case. PyTorch's convolution must compute in the problem's class. name: what the forward
+// convolution was asked for. without: the pass that nobody wants, backward_input of images, forward where these are a
+// transposed layer's.
 bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const DeviceInfo& device,
-                      bool wants_input_gradient);
+                      std::optional<Pass> without);
 
 }  // namespace fastconv
