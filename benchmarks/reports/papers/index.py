@@ -116,12 +116,10 @@ HERE = "here, class `ieee` unless it says another"
 
 
 def _here(found: Callable[[File], tuple[str, str]], files: Mapping[str, File]) -> tuple[str, str, str]:
-    """The GPU that has it, the number, the verdict."""
-    for gpu, file in files.items():
-        here, verdict = found(file)
-        if here != NOTHING:
-            return gpu.upper(), here, verdict
-    return "", NOTHING, NOTHING
+    """The GPU or GPUs that have it, the number, the verdict: of the first GPU that has each."""
+    said = {gpu.upper(): found(file) for gpu, file in files.items()}
+    cells = [next(((gpu, its[i]) for gpu, its in said.items() if its[i] != NOTHING), ("", NOTHING)) for i in range(2)]
+    return ", ".join(filter(None, dict.fromkeys(gpu for gpu, _ in cells))), cells[0][1], cells[1][1]
 
 
 def table(files: Mapping[str, File]) -> str:
