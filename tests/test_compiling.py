@@ -127,7 +127,7 @@ print(json.dumps([counters["aot_autograd"]["autograd_cache_hit"], compiled.repor
 
 def test_training_and_a_warm_cache():
     """Two processes that train a step: the second takes what the first has compiled. In the cache of all tests, where
-    Inductor finds what it has learnt of the compiler: a slope that was never compiled makes the first one's code new."""
+    Inductor finds what it has learnt of the compiler: of a slope that was never asked for there is no code yet."""
     slope = str(0.1 + random.SystemRandom().random() / 2)
 
     def run() -> list[int]:
