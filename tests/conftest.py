@@ -77,12 +77,6 @@ def full_precision() -> Iterator[None]:
 
 
 @pytest.fixture
-def native_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's own, whatever the strides: on some CPUs oneDNN's GELU, of dense tensors, makes NaN of infinity."""
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-
-
-@pytest.fixture
 def read_settings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """fastconv.settings as a process with these variables would have them, without such a process."""
 

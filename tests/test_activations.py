@@ -76,7 +76,6 @@ def test_special_values(algorithm, cls, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cls", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.usefixtures("native_activations")
 def test_without_a_residual(algorithm, cls, device):
     """Kernels have a shorter way there: bias and activation alone. An infinite bias is an infinite output."""
     dtype, precision = CLASSES[cls]

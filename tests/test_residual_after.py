@@ -60,7 +60,6 @@ def test_many_shapes(algorithm, layout, cls, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("cls", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("algorithm", OWN)
-@pytest.mark.usefixtures("native_activations")
 def test_special_values(algorithm, cls, device):
     """The bias is what is activated, the residual what is added: of infinities, NaN and zeros the sum is PyTorch's."""
     dtype, precision = CLASSES[cls]
