@@ -105,11 +105,11 @@ _MODES = "eager,compile,graph,fused,fused_graph"
 _CLASSES, _OTHER_CLASSES = "fp32,tf32,fp16", "bf16,ieee"
 
 
-def _network(name: str, workers: int = 3) -> Step:
+def _network(name: str, classes: str = "fp32,tf32,fp16,bf16", workers: int = 3) -> Step:
     """A network of README's table, in every form that it shows. workers: two where more fill a card of 80 GB."""
     forms = ("--modes", _MODES, "--peers", _FORMS, "--energy", "2")
-    command = ("networks", "--network", name, "--workers", str(workers), *forms, "--compile-limit", "150")
-    return Step("networks", command)
+    command = ("networks", "--network", name, "--classes", classes, "--workers", str(workers), *forms)
+    return Step("networks", (*command, "--compile-limit", "150"))
 
 
 def _another_network(name: str) -> Step:
@@ -134,7 +134,7 @@ _OTHERS = (
 PHASES: dict[str, Phase] = {
     "layers": Phase(
         (
-            (_layers("layers", 4), _layers("strided", 1)),
+            (_layers("layers", 5), _layers("strided", 3)),
             (
                 _layers("groups", 3),
                 _layers("pointwise", 3),
@@ -146,8 +146,7 @@ PHASES: dict[str, Phase] = {
     "networks": Phase(
         (
             (
-                _network("densenet161", 2),
-                _network("yolov3", 2),
+                *(_network(name, its, 2) for its in ("fp32,tf32", "fp16,bf16") for name in ("densenet161", "yolov3")),
                 *map(_network, ("sd_vae_decoder", "rrdb", "vgg16", "resnet50", "unet")),
             ),
         )

@@ -59,7 +59,7 @@ def test_layer_set_is_the_published_one():
 )
 def test_floor_is_the_published_one(name, accuracy, expected):
     (layer,) = select([name])
-    assert round(floor_us(layer, 64, accuracy)) == expected
+    assert round(floor_us(layer, 64, accuracy, "h200")) == expected
 
 
 def test_select_by_prefix_and_unknown_name():
@@ -75,7 +75,7 @@ def test_layer_sets():
         for layer in its:
             assert (layer.c % layer.groups, layer.k % layer.groups) == (0, 0)
             assert min(layer.p, layer.q) > 0
-            assert floor_us(layer, 64, "fp32") > 0
+            assert floor_us(layer, 64, "fp32", "h200") > 0
     assert [layer.layer for layer in select("res2", "pointwise")] == ["res2_in", "res2_out"]
     with pytest.raises(ValueError, match="layer_set is 'alexnet'; expected one of layers, pointwise"):
         select(None, "alexnet")

@@ -119,7 +119,7 @@ def test_rows_of_another_machine_or_version_are_not_merged(name, tmp_path):
 def test_floors_of_the_other_classes_and_of_strides():
     (vgg,), (down,) = select(["vgg4_2"]), select(["res2_down"], "strided")
     multiplies = 2.0 * 36 * 64 * 7 * 7 * 512 * 512
-    assert floor_us(vgg, 64, "tf32") == pytest.approx(1e6 * multiplies / layers.TENSOR_FLOPS)
-    assert floor_us(vgg, 64, "ieee") == pytest.approx(1e6 * multiplies / layers.FFMA_FLOPS)
-    assert floor_us(down, 64, "fp32") == pytest.approx(1e6 * 3 * down.direct_flops(64) / layers.TENSOR_FLOPS)
+    assert floor_us(vgg, 64, "tf32", "h200") == pytest.approx(1e6 * multiplies / layers.TENSOR_FLOPS)
+    assert floor_us(vgg, 64, "ieee", "h200") == pytest.approx(1e6 * multiplies / layers.FFMA_FLOPS)
+    assert floor_us(down, 64, "fp32", "h200") == pytest.approx(1e6 * 3 * down.direct_flops(64) / layers.TENSOR_FLOPS)
     assert down.direct_flops(64) == 2.0 * 64 * 128 * 28 * 28 * 128 * 9

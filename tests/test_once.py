@@ -11,7 +11,7 @@ from layers import relative_error
 from torch import nn
 
 import fastconv
-from fastconv import _C, measured, once, ops, timing, tuning
+from fastconv import _C, measured, once, ops, timing
 
 pytestmark = pytest.mark.usefixtures("cache_folder", "full_precision")
 
@@ -27,7 +27,8 @@ def timed(monkeypatch):
         assert len(shapes) == 1
         return timing.Measurement({name: timing.Timing(9.0 - i, 0, 0, 3, False) for i, name in enumerate(calls)})
 
-    monkeypatch.setattr(tuning.timing, "measure", measure)
+    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr(timing, "once", lambda call, device: (call(), 1.0))  # nobody is hopeless
     monkeypatch.setattr(once, "_seen", set())
     monkeypatch.setattr(once, "wanted", None)
     monkeypatch.setattr(once, "is_unknown", lambda: True)

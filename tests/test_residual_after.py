@@ -74,9 +74,9 @@ def test_special_values(algorithm, cls, device):
             x, w, bias, residual.contiguous(memory_format=format), [1, 1], list(shape.padding), [1, 1], shape.groups,
             algorithm, precision, activation, slope, 4, None, None, True,
         )  # fmt: skip
-        finished = activated(bias.float() + 0.0, activation, slope)[None, :, None, None]
-        expected = (finished + residual.float()).to(dtype)
-        assert_same(y, expected, activation, f"{shape} {activation} {slope} {format}")
+        arriving = (bias.float() + 0.0)[None, :, None, None]
+        expected = (activated(arriving, activation, slope) + residual.float()).to(dtype)
+        assert_same(y, expected, activation, f"{shape} {activation} {slope} {format}", arriving)
 
 
 # --- The planner

@@ -13,7 +13,7 @@ import torch
 from benchmarks import peers
 from benchmarks.harness import ours, results
 from benchmarks.harness.clocks import ClockMonitor
-from benchmarks.layers.sets import FUSED, GRADIENTS, floor_us
+from benchmarks.layers.sets import FUSED, GRADIENTS, floor_here
 from benchmarks.peers import cudnn
 from benchmarks.studies import ladder
 from fastconv import testing, timing
@@ -375,7 +375,7 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
             "best_peer_us": times[best_peer].us if best_peer else None,
             "peer_error": group.entrants[best_peer].error["l2"] if best_peer else None,
             "peer_errors": {name: group.entrants[name].error["l2"] for name in running},
-            "floor_us": floor_us(group.layer, group.n, accuracy) if group.device.type == "cuda" else None,
+            "floor_us": floor_here(group.layer, group.n, accuracy, group.device),
             "timer_us": times[_TIMER].us,
             "notes": relevant,
             "peer_plans": dict(group.plans),

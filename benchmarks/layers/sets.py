@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
+import torch
+
+from benchmarks.harness.results import slug
 from fastconv.models.layers import Layer
 
 # What one H200 sustains, measured (docs/performance.md); FFMA by its peak, 132 SMs x 128 lanes at 1.98 GHz.
@@ -72,8 +75,9 @@ def bandwidth_of(gpu: str) -> float:
     return BANDWIDTHS.get(gpu, BANDWIDTH)
 
 
-def floor_us(layer: Any, n: int, accuracy: str) -> float:
-    """The least time on an H200: max(input and output through memory, multiplies at the measured rate).
+def floor_us(layer: Any, n: int, accuracy: str, gpu: str) -> float:
+    """The least time on a GPU, by the folder of its results: max(input and output through memory, multiplies at an
+    H200's measured rate).
 
     Multiplies are those of F(4x4) where it applies (3x3, stride 1), else of the direct algorithm; times 3 in class
     `fp32` (three split products), once in the other tensor-core classes, by FFMA in `ieee`. layer: a Layer, or another
@@ -86,4 +90,11 @@ def floor_us(layer: Any, n: int, accuracy: str) -> float:
     if unit and (layer.r, layer.s) == (3, 3):
         flops = 2.0 * 36 * n * ceil(layer.p / 4) * ceil(layer.q / 4) * layer.c * layer.k
     rate = {"ieee": FFMA_FLOPS, "fp32": TENSOR_FLOPS / 3}.get(accuracy, TENSOR_FLOPS)
-    return max(moved / BANDWIDTH, flops / rate) * 1e6
+    return max(moved / bandwidth_of(gpu), flops / rate) * 1e6
+
+
+def floor_here(layer: Any, n: int, accuracy: str, device: torch.device | None = None) -> float | None:
+    """The same of a device, default the GPU that there is; a CPU has none."""
+    if not torch.cuda.is_available() or (device is not None and device.type != "cuda"):
+        return None
+    return floor_us(layer, n, accuracy, slug(torch.cuda.get_device_name(device)))

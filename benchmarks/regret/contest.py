@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import peers
 from benchmarks.harness import ours, results, turns
-from benchmarks.layers.sets import floor_us
+from benchmarks.layers.sets import floor_here
 from benchmarks.regret.problems import Problem
 from fastconv import _C, ops, timing
 from fastconv.tuning import Convolution, drop_hopeless
@@ -184,7 +184,7 @@ def _row(
         "torch_layouts": {
             name: times[f"{name}/{_PEER}"].us for name in ORDERS if f"{name}/{_PEER}" in times
         },
-        "floor_us": floor_us(problem, problem.n, accuracy) if device.type == "cuda" else None,
+        "floor_us": floor_here(problem, problem.n, accuracy, device),
         "notes": {name.removeprefix(prefix): why for name, why in failures.items() if name.startswith(prefix)},
     }  # fmt: skip
 

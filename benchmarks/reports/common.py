@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable, Sequence
 
-from benchmarks.harness.results import Document, Row
+from benchmarks.harness.results import Document, Row, slug
+from benchmarks.layers.sets import floor_us
 from benchmarks.layers.suite import geometric_mean
+from fastconv.models.layers import Layer
 
 # Colours mean the same in all figures: what it is about, or a win, is blue; a loss is red; the rest of ours light blue;
 # others' grey. Where a colour only tells lines or classes apart it is one of matplotlib's, in its order.
@@ -22,6 +24,15 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; all but the first column aligned to the right."""
     lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def layer_of(row: Row) -> Layer:
+    return Layer(**{name: row[name] for name in Layer.__dataclass_fields__})
+
+
+def floor_of(row: Row, document: Document) -> float | None:
+    """On the GPU of the document, whatever was assumed when the row was measured."""
+    return floor_us(layer_of(row), row["n"], row["class"], slug(document["gpu"])) if document["cuda"] else None
 
 
 def us(value: float | None) -> str:

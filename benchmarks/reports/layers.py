@@ -50,7 +50,7 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
         "error",
         "error / peer's",
     ]
-    header += ["H200 floor us"]
+    header += ["floor us"]
     rows = rows_of(document, accuracy, n)
     against = over_tf32(document, n) if accuracy == "fp32" else {}
     if against:
@@ -68,7 +68,7 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
             common.times(ratio(row)),
             common.scientific(row["error"]),
             "-" if _error_ratio(row) is None else f"{_error_ratio(row):.2f}",
-            common.us(row["floor_us"]),
+            common.us(common.floor_of(row, document)),
             *([common.times(against.get(row["layer"]))] if against else []),
             *([common.us(row.get("us_with_packing")), common.times(_with_packing(row))] if packing else []),
         ]

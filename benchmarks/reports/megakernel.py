@@ -68,18 +68,18 @@ def layer_table(document: Document, accuracy: str) -> str:
     """A row per layer: megakernel, its tasks in series, winograd_f4, cuDNN's non-fused Winograd, ratios, error; and
     where the file has them its time with packing, its bytes, PyTorch's fastest and what `auto` takes."""
     header = ["layer", "C->K @HxW", "megakernel us", "its series us", "over its series", "`winograd_f4` us"]
-    header += ["over `winograd_f4`", "cuDNN non-fused us", "over cuDNN", "error", "error / cuDNN's", "H200 floor us"]
+    header += ["over `winograd_f4`", "cuDNN non-fused us", "over cuDNN", "error", "error / cuDNN's", "floor us"]
     rows = rows_of(document, "layers", accuracy)
     more = any(row.get("auto") for row in rows)
     header += ["with packing us", "workspace, packed MiB", "PyTorch us", "over PyTorch", "`auto` us"] if more else []
-    lines = [_layer_line(row) + (_more(row) if more else []) for row in rows]
+    lines = [_layer_line(row, document) + (_more(row) if more else []) for row in rows]
     ratios = (over_series, over_staged, over_cudnn, over_torch)
     means = [common.times(common.mean(ratio(row) for row in rows)) for ratio in ratios]
     last = ["geometric mean", f"{len(rows)} layers", "", "", means[0], "", means[1], "", means[2], "", "", ""]
     return common.markdown_table(header, [*lines, last + (["", "", "", means[3], ""] if more else [])])
 
 
-def _layer_line(row: Row) -> list[str]:
+def _layer_line(row: Row, document: Document) -> list[str]:
     rival, rival_us = _fastest(row, RIVAL)
     rival_error = row.get("peer_errors", {}).get(rival) or row["peer_error"]
     line = [row["layer"], f"{row['c']}->{row['k']} @{row['h']}x{row['w']}", common.us(row["us"])]
@@ -87,7 +87,7 @@ def _layer_line(row: Row) -> list[str]:
     line += [common.us(row["algorithms"].get(STAGED)), common.times(over_staged(row))]
     line += [common.us(rival_us), common.times(over_cudnn(row)), common.scientific(row["error"])]
     line += ["-" if not rival_error or not rival_us else f"{row['error'] / rival_error:.2f}"]
-    return [*line, common.us(row["floor_us"])]
+    return [*line, common.us(common.floor_of(row, document))]
 
 
 def _more(row: Row) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.harness import ours, results, turns
 from benchmarks.layers import group as layer_group
-from benchmarks.layers.sets import floor_us
+from benchmarks.layers.sets import floor_here
 from benchmarks.layers.suite import groups_of
 from benchmarks.peers import cudnn, torch_convolution
 from fastconv import environment, timing, trace
@@ -37,7 +37,7 @@ def _row(layer: Layer, n: int, accuracy: str, part: str, variant: str = "") -> r
     nothing = ("us", "us_q25", "us_q75", "error", "max_error", "best_peer", "best_peer_us", "peer_error")
     row: dict[str, Any] = {**layer.fields(), "n": n, "class": accuracy, "layout": "nhwc", "pass": "forward"}
     row |= {"part": part, "variant": variant, "algorithm": NAME, **dict.fromkeys(nothing)}
-    return row | {"algorithms": {}, "peers": {}, "floor_us": floor_us(layer, n, accuracy), "notes": {}}
+    return row | {"algorithms": {}, "peers": {}, "floor_us": floor_here(layer, n, accuracy), "notes": {}}
 
 
 def _timed(row: results.Row, found: timing.Timing | None) -> None:

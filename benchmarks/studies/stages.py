@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import ours, results
-from benchmarks.layers.sets import floor_us
+from benchmarks.layers.sets import floor_here
 from fastconv import _C, environment, ops
 from fastconv.models.layers import Layer, select
 from fastconv.timing import L2Flush
@@ -70,7 +70,7 @@ def _moved_bytes(layer: Layer, n: int, accuracy: str, m: int, device: torch.devi
     }
 
 
-def _unmeasured(total_us: float, floor_us: float) -> dict[str, Any]:
+def _unmeasured(total_us: float, floor_us: float | None) -> dict[str, Any]:
     """The rest of a layer row: the sum of the stages, and null where this suite measures nothing."""
     nothing = ("us_q25", "us_q75", "error", "max_error", "best_peer", "best_peer_us", "peer_error")
     row: dict[str, Any] = dict.fromkeys(nothing)
@@ -127,7 +127,7 @@ def run(
             copies = {stage: _copy_us(size, flush, 3) for stage, size in moved.items() if us[stage]}
             row = {**layer.fields(), "n": batch, "class": accuracy, "layout": layout, "algorithm": algorithm}
             row |= {f"{stage}_us": value for stage, value in us.items()}
-            row |= _unmeasured(sum(us.values()), floor_us(layer, batch, accuracy))
+            row |= _unmeasured(sum(us.values()), floor_here(layer, batch, accuracy, device))
             row |= {f"{stage}_tb_per_s": moved[stage] / us[stage] / 1e6 for stage in copies}
             row |= {f"{stage}_copy_tb_per_s": moved[stage] / copy / 1e6 for stage, copy in copies.items()}
             document["rows"].append(row)

@@ -18,7 +18,7 @@ from benchmarks.reports.papers import counters
 from benchmarks.reports.papers.shared import NOTHING, File, of_class, rates
 from benchmarks.studies.megakernel import FILTER_FORMS, MIN_CHANNELS, SERIES
 from fastconv.figures import new_figure, save_figure
-from fastconv.models.layers import LAYERS, Layer
+from fastconv.models.layers import LAYERS
 
 NAME = "megakernel"
 BATCH = 64
@@ -88,7 +88,7 @@ def stages(document: Document, gpu: str) -> str:
 
 def _hidden(row: Row, gpu: str) -> tuple[float, float, float | None, float]:
     """Microseconds by (8), by (9), of the tasks in series, and of the megakernel."""
-    layer = Layer(**{name: row[name] for name in Layer.__dataclass_fields__})
+    layer = common.layer_of(row)
     predicted = model.predicted(layer, row["n"], bandwidth_of(gpu))
     return predicted.series, predicted.mixed, row["algorithms"].get(SERIES), row["us"]
 

@@ -21,7 +21,6 @@ from benchmarks.papers.textbook import (
 from benchmarks.reports import common
 from benchmarks.reports.papers.shared import NOTHING, File, of_class, rates
 from fastconv.figures import new_figure, save_figure
-from fastconv.models.layers import Layer
 
 NAME = "textbook"
 ALIKE = (OWN_BLOCK, OWN_DIRECT, "implicit_gemm")  # rungs that move what another one does
@@ -45,11 +44,6 @@ def model(document: Document, gpu: str) -> str:
     return f"{common.markdown_table(header, lines)}\n\n{rates(gpu)}"
 
 
-def _layer(row: Row) -> Layer:
-    names = ("layer", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
-    return Layer(*(row[name] for name in names))
-
-
 def _fastest(document: Document, accuracy: str) -> dict[tuple[str, str], tuple[Row, float]]:
     """(layer, rung) -> the row of its faster layout, and its microseconds."""
     found: dict[tuple[str, str], tuple[Row, float]] = {}
@@ -69,7 +63,7 @@ def ladder(document: Document, gpu: str, accuracy: str) -> str:
     lines = []
     before: dict[str, float] = {}
     for (name, rung), (row, us) in sorted(found.items(), key=lambda item: (item[0][0], list(RUNGS).index(item[0][1]))):
-        its = roofline(_layer(row), row["n"], rung, bandwidth_of(gpu))
+        its = roofline(common.layer_of(row), row["n"], rung, bandwidth_of(gpu))
         line = [name, f"`{rung}`", row["layout"].upper(), common.us(us), f"{its.flops / us / 1e6:.2f}"]
         line += [common.times(before[name] / us) if name in before else "-", common.us(its.floor_us), its.bound]
         lines.append([*line, common.us(row["best_peer_us"]), f"`{row['best_peer']}`"])
@@ -127,7 +121,9 @@ def plot(document: Document, accuracy: str, path: Path) -> None:
     axes.plot(roof, [min(FFMA_FLOPS, bandwidth * x) / 1e12 for x in roof], color="black", linewidth=0.9)
     found = _fastest(document, accuracy)
     for index, rung in enumerate(RUNGS):
-        points = [(roofline(_layer(row), row["n"], rung), us) for (_, its), (row, us) in found.items() if its == rung]
+        points = [
+            (roofline(common.layer_of(row), row["n"], rung), us) for (_, its), (row, us) in found.items() if its == rung
+        ]
         if points:
             rates = [its.flops / us / 1e6 for its, us in points]
             label = f"{rung}: {min(rates):.1f} to {max(rates):.1f} TFLOP/s"

@@ -55,8 +55,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     __syncthreads();
     ProducerState<T, shape> state;
     constexpr bool by_lines = output == StoreMode::filters;
-    const CUtensorMap* residual =
-        by_lines && !plain && params.epilogue.residual != nullptr ? &lines.residual : nullptr;
+    const CUtensorMap* residual = by_lines && !plain && params.epilogue.residual != nullptr ? &lines.residual : nullptr;
     // Passes in code of their own: what is repeated takes no registers of the first.
     produce<T, shape, use_tma, !by_lines>(params, input.map, residual, shared, false, state);
     if (end_pass<role_transform>(params, shared)) {
