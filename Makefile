@@ -8,6 +8,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Without compiling the 12 000 modules that come along to bytecode: Python does that with those that it imports.
 INSTALL := $(PIP) install --quiet --no-compile
+# Which it has to be allowed to: each process of the tests would compile PyTorch's anew, two seconds of four.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-oldest bench docs lint sanitize build compile_commands clean

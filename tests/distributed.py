@@ -362,4 +362,7 @@ def process(rank: int, kind: str, store: str, result: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(process, (sys.argv[1], f"{folder}/store", sys.argv[2]), nprocs=PROCESSES)
+        arguments = (sys.argv[1], f"{folder}/store", sys.argv[2])
+        # A forked process has what is imported; of a process that has asked for GPUs CUDA does not work in it.
+        method = "fork" if sys.argv[1] == "cpu" else "spawn"
+        torch.multiprocessing.start_processes(process, arguments, PROCESSES, start_method=method)

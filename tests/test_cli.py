@@ -1,6 +1,7 @@
 """The command line: exit codes, messages, JSON."""
 
 import json
+import runpy
 import subprocess
 import sys
 
@@ -183,10 +184,11 @@ def test_other_stages_are_refused():
     )
 
 
-def test_module_runs():
+def test_module_runs(monkeypatch):
     done = subprocess.run([sys.executable, "-m", "fastconv", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     for command in ("info", "demo", "explain", "trace", "bench"):
         assert command in done.stdout
-    done = subprocess.run([sys.executable, "-m", "fastconv", "magic"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    monkeypatch.setattr(sys, "argv", ["fastconv", "magic"])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        runpy.run_module("fastconv", run_name="__main__")

@@ -54,16 +54,16 @@ def test_it_is_the_norm(sizes: tuple[int, ...], groups: int, layout: str, dtype:
     for scale, offset in ((1.0, 0.0), (3.0, (100.0 if dtype == torch.float32 else 4.0) * ours), (1e-3, 0.0)):
         x = (torch.randn(sizes, generator=generator) * scale + offset).to(dtype)
         weight, bias = ((torch.randn(sizes[1], generator=generator) + 1).to(dtype) for _ in range(2))
+        bound = error_bound(x, groups, dtype) * (weight.double().abs().amax() + bias.double().abs().amax() + 1)
         for parameters in ((weight, bias), (weight, None), (None, None)):
+            exact = F.group_norm(x.double(), groups, *(p if p is None else p.double() for p in parameters))
             for name, activation in ACTIVATIONS.items():
-                exact = F.group_norm(x.double(), groups, *(p if p is None else p.double() for p in parameters))
                 given = hostile(x.to(device), layout)
                 with poisoned_memory():
                     placed = [p if p is None else p.to(device) for p in parameters]
                     y = ops.call(ops.group_norm_op, given, *placed, groups, 1e-5, name)
                 assert (y.shape, y.dtype) == (x.shape, dtype)
                 assert ops.format_of(y) == ops.format_of(given)
-                bound = error_bound(x, groups, dtype) * (weight.double().abs().amax() + bias.double().abs().amax() + 1)
                 error = (y.cpu().double() - activation(exact)).abs()
                 assert bool((error <= bound).all()), (scale, name, float((error / bound).max()))
 

@@ -25,13 +25,13 @@ class Case(NamedTuple):
     call: Callable[[Any, Tensor], Tensor] = lambda model, x: model(x)
 
 
-def _timm(name: str, size: int = 64) -> Case:
+def _timm(name: str, **arguments: Any) -> Case:
     def make() -> nn.Module:
         import timm
 
-        return timm.create_model(name, pretrained=False, num_classes=7)
+        return timm.create_model(name, pretrained=False, num_classes=7, **arguments)
 
-    return Case(make, (2, 3, size, size))
+    return Case(make, (2, 3, 64, 64))
 
 
 def _byob(name: str) -> Case:
@@ -48,6 +48,21 @@ def _byob(name: str) -> Case:
         return timm.create_model(name, pretrained=False, num_classes=7, blocks=blocks)
 
     return Case(make, (2, 3, 64, 64))
+
+
+def _efficientnet() -> nn.Module:
+    """Of each kind of EfficientNet-B0's blocks, with and without a sum behind it."""
+    from timm.models._efficientnet_builder import decode_arch_def
+    from timm.models.efficientnet import EfficientNet
+
+    stages = [["ds_r1_k3_s1_e1_c16_se0.25"], ["ir_r2_k3_s2_e6_c24_se0.25"], ["ir_r2_k5_s2_e6_c40_se0.25"]]
+    return EfficientNet(decode_arch_def(stages), num_classes=7, num_features=320, stem_size=32, act_layer=nn.SiLU)
+
+
+def _regnet() -> nn.Module:
+    from timm.models.regnet import RegNet, RegNetCfg
+
+    return RegNet(RegNetCfg(w0=24, wa=36, wm=1.7, group_size=8, depth=5), num_classes=7)
 
 
 def _torchvision(name: str) -> Case:
@@ -110,9 +125,9 @@ def _resnet() -> nn.Module:
 
 CASES = {
     "timm_resnet": _timm("resnet10t"),
-    "timm_efficientnet": _timm("efficientnet_b0"),
-    "timm_regnet": _timm("regnetx_002"),
-    "timm_convnext": _timm("convnext_atto"),
+    "timm_efficientnet": Case(_efficientnet, (2, 3, 64, 64)),
+    "timm_regnet": Case(_regnet, (2, 3, 64, 64)),
+    "timm_convnext": _timm("convnext_atto", depths=(1, 1, 2, 1)),
     "timm_repvgg": _byob("repvgg_a0"),
     "timm_mobileone": _byob("mobileone_s0"),
     "torchvision_densenet": Case(_densenet, (2, 3, 64, 64)),
