@@ -271,9 +271,10 @@ class Measured:
         return timing.once(call, self.case.device)[1]
 
     def _profile(self, timed: Mapping[str, timing.Timing]) -> None:
-        """Kernels by group, of what is launched kernel by kernel."""
+        """Kernels by group, of what is launched kernel by kernel: of each form in its faster layout."""
+        fastest = self._fastest(timed, lambda contender: (contender.ours, contender.form_name))
         for contender in self.contenders:
-            if contender.name in timed and not contender.has_graph:
+            if contender.name in fastest and not contender.has_graph:
                 try:
                     groups = network_parts.kernel_groups(self._calls[contender.name], self.case.device)
                     self.own_us[contender.name] = own = groups.pop(network_parts.OWN)
@@ -283,16 +284,21 @@ class Measured:
                     self.failures[f"groups of {contender.name}"] = timing.message_of(error)
                     timing.recover()
 
+    def _fastest(self, timed: Mapping[str, timing.Timing], kind_of: Callable[[Contender], object]) -> list[str]:
+        """The fastest contender of each kind."""
+        found: dict[object, str] = {}
+        for contender in self.contenders:
+            kind, name = kind_of(contender), contender.name
+            if name in timed and timed[name].us <= timed[found.setdefault(kind, name)].us:
+                found[kind] = name
+        return list(found.values())
+
     def _energy(self, seconds: float) -> dict[str, energy.Energy]:
         """Of the fastest layout of each form of ours and of the fastest contender of PyTorch's."""
-        fastest: dict[str, str] = {}  # form of ours, or "" for PyTorch's -> contender
-        for contender in self.contenders:
-            kind, name = contender.form_name if contender.ours else "", contender.name
-            if name in self.times and self.times[name].us <= self.times[fastest.setdefault(kind, name)].us:
-                fastest[kind] = name
+        fastest = self._fastest(self.times, lambda contender: contender.ours and contender.form_name)
         try:
             read = energy.meter(self.case.device)
-            calls = {name: self._calls[name] for name in fastest.values()}
+            calls = {name: self._calls[name] for name in fastest}
             return energy.measure(calls, self.case.device, seconds, read)
         except (OSError, RuntimeError) as error:
             self.failures["energy"] = timing.message_of(error)
