@@ -346,7 +346,7 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
         state, own = self._fastconv, self.__dict__
         stride, padding, dilation, groups = own["stride"], own["padding"], own["dilation"], own["groups"]
         key = (state.resolved, stride, padding, dilation, groups, "none", 0.0, state.limits, False, False, extra)
-        return key, settings.resolve_precision(state.precision, x.is_cuda)
+        return key, settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
 
     def _by_torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         own = self.__dict__

@@ -136,7 +136,7 @@ constexpr double awaited_us = 300.0;
 bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const DeviceInfo& device,
                       std::optional<Pass> without) {
   const Algorithm& torch = algos::torch::algorithm;
-  double gain_us = 0.0, torch_us = weight_gradients(problem, device).back().plan.cost_us;
+  double gain_us = 0.0, torch_us = algos::torch::weight_gradient.plan(problem, device).cost_us;
   bool is_torch = true, is_measured = false;
   const auto count = [&](bool is_own, bool measured, double gain) {
     is_torch &= !is_own, is_measured |= measured, gain_us += is_own ? gain : 0.0;
@@ -152,7 +152,7 @@ bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const
   if (without != Pass::backward_input) {
     const InputGradientChoice input = choose_input_gradient(name, problem, device);
     count(input.method != InputGradientMethod::torch, input.measured, input.gain_us);
-    torch_us += input_gradients(problem, device).back().cost_us;
+    torch_us += torch_input_gradient_us(problem, device);
   }
   if (is_torch) return true;
   // A CPU's costs leave PyTorch's input gradient out. What was measured is not to be weighed by an estimate.

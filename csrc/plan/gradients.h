@@ -95,6 +95,10 @@ struct InputGradientCandidate {
 
 // By each method and algorithm; "auto" among these where the convolutions differ in their choice. PyTorch's last.
 std::vector<InputGradientCandidate> input_gradients(const ConvProblem& problem, const DeviceInfo& device);
+
+// What PyTorch's takes; 0 where ours serve nothing that it could be compared with.
+double torch_input_gradient_us(const ConvProblem& problem, const DeviceInfo& device);
+
 // Whether a layer that is trained, call by call, is left to PyTorch altogether, the record of its gradients included:
 // where nothing is ours, or our kernels gain less time than the host needs for our way to them, or the host takes
 // longer than the GPU in any case. PyTorch's convolution must compute in the problem's class. name: what the forward

@@ -209,6 +209,11 @@ std::string name_of(const InputGradientChoice& choice) {
   return choice.method == InputGradientMethod::torch ? method : method + " " + choice.algorithm;
 }
 
+double torch_input_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const InputGradientChoice ours = choose_by_cost("implicit_gemm", problem, device);  // any name of ours
+  return ours.support.ok ? torch_us(ours, choose("auto", ours.convolution, device), problem, device) : 0.0;
+}
+
 std::vector<InputGradientCandidate> input_gradients(const ConvProblem& problem, const DeviceInfo& device) {
   std::vector<InputGradientCandidate> found;
   for (const auto method : {InputGradientMethod::phases, InputGradientMethod::together}) {
@@ -224,10 +229,8 @@ std::vector<InputGradientCandidate> input_gradients(const ConvProblem& problem, 
       found.push_back(evaluate(choice, "auto", convolutions, problem, device));
     }
   }
-  InputGradientCandidate torch{{InputGradientMethod::torch, Support::yes(), problem}, "", 0, 1.0, true, 0.0};
-  const InputGradientChoice ours = choose_by_cost("implicit_gemm", problem, device);
-  if (ours.support.ok) torch.cost_us = torch_us(ours, choose("auto", ours.convolution, device), problem, device);
-  found.push_back(std::move(torch));
+  const double cost_us = torch_input_gradient_us(problem, device);
+  found.push_back({{InputGradientMethod::torch, Support::yes(), problem}, "", 0, 1.0, true, cost_us});
   return found;
 }
 
