@@ -48,9 +48,13 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
   const double factor = narrow_outputs_factor(problem, config.split ? 1.1 : 1.7);
-  // Few channels in class tf32: memory, at the rate that copies of boxes with halos reach.
+  // Few channels: what copies of boxes with halos reach, 0.62 of an H200's memory, whose multiprocessors ask for no
+  // more; one product leaves time for 0.8 of a slower one (docs/log/130-measured.md).
+  constexpr double bytes_of_processor_per_s = 0.62 * 4.3e12 / 132;
+  const double asked_for = bytes_of_processor_per_s * device.processors / device.bandwidth_bytes_per_s;
+  const double share = config.split ? 0.62 : std::min(asked_for, 0.8);
   const double us =
-      std::max(kernel_us(problem, config, device.processors), memory_us(problem.compulsory_bytes(), 0.62, device));
+      std::max(kernel_us(problem, config, device.processors), memory_us(problem.compulsory_bytes(), share, device));
   return factor * ((config.split ? 11.5 : 7.3) + us);
 }
 
