@@ -66,8 +66,8 @@ Queue = tuple[Step, ...]
 
 @dataclass(frozen=True)
 class Phase:
-    """quiet: what it measures is the host's time, too, so that nothing else goes on meanwhile, and each of its steps is
-    one process that compiles nothing; several GPUs run one each."""
+    """quiet: what it measures is the host's time, too, so that nothing else goes on meanwhile; each of its steps is one
+    process, and several GPUs run one each."""
 
     queues: tuple[Queue, ...]
     quiet: bool = False

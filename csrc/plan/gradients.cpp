@@ -136,7 +136,7 @@ constexpr double awaited_us = 300.0;
 bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const DeviceInfo& device,
                       std::optional<Pass> without) {
   const Algorithm& torch = algos::torch::algorithm;
-  double gain_us = 0.0, torch_us = algos::torch::weight_gradient.plan(problem, device).cost_us;
+  double gain_us = 0.0;
   bool is_torch = true, is_measured = false;
   const auto count = [&](bool is_own, bool measured, double gain) {
     is_torch &= !is_own, is_measured |= measured, gain_us += is_own ? gain : 0.0;
@@ -145,19 +145,20 @@ bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const
   count(weight.algorithm != nullptr, weight.measured, weight.gain_us);
   if (without != Pass::forward) {
     const Candidate forward = choose(name, problem, device);
-    const double its_us = torch.plan(problem, device).cost_us;
-    count(forward.algorithm != &torch, forward.measured, its_us - forward.plan.cost_us);
-    torch_us += its_us;
+    count(forward.algorithm != &torch, forward.measured, torch.plan(problem, device).cost_us - forward.plan.cost_us);
   }
   if (without != Pass::backward_input) {
     const InputGradientChoice input = choose_input_gradient(name, problem, device);
     count(input.method != InputGradientMethod::torch, input.measured, input.gain_us);
-    torch_us += torch_input_gradient_us(problem, device);
   }
   if (is_torch) return true;
   // A CPU's costs leave PyTorch's input gradient out. What was measured is not to be weighed by an estimate.
   if (name != "auto" || device.type != DeviceType::cuda || is_measured) return false;
-  return gain_us < way_us || torch_us < awaited_us;
+  if (gain_us < way_us) return true;
+  double torch_us = algos::torch::weight_gradient.plan(problem, device).cost_us;
+  if (without != Pass::forward) torch_us += torch.plan(problem, device).cost_us;
+  if (without != Pass::backward_input) torch_us += torch_input_gradient_us(problem, device);
+  return torch_us < awaited_us;
 }
 
 }  // namespace fastconv

@@ -279,6 +279,7 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
   const Fragment<T, shape> mine{pairs, FilterScales<shape>(terms, exponents), work_tile, group, warp,
                                 lane,  received_at(shared, group, warp, lane)};
   float bad;
+  // Any other end applies it to the outputs, where it costs no registers (transform_in_place).
   if (plain && __builtin_expect(mine.filters.two_factors, 0)) apply_second_scale(mine, sum);
   if constexpr (has_lines<T>) {
     if constexpr (plain) {
