@@ -34,6 +34,8 @@ from fastconv.cli.support import DeviceOption, device_named, fail, say
 
 SHORTEST_S = 20.0  # with less time left no step is begun
 GRACE_S = 90.0  # how far behind its budget a step may end: what it has begun it finishes
+WORKERS = 4  # processes of a step, at most five
+THREADS = ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS")  # of which each process would take all cores
 
 # A step imports the packages that this process has, wherever it found them.
 _STEP = """
@@ -248,7 +250,7 @@ def run(
     lie in `folder`/gpu0 and so on. Returns what is missing or went wrong, a line for each step.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    steps = _Steps(folder, head, time.monotonic() + budget_s, report)
+    steps = _Steps(folder, head, time.monotonic() + budget_s, report, lanes=len(gpus) or 1)
     wrong: list[str] = []
     with _ends_together():
         for lanes, queues in _schedule(list(phases), gpus):
@@ -313,10 +315,12 @@ class _Steps:
     """Runs steps, by several threads."""
 
     def __init__(
-        self, folder: Path, head: results.Document, deadline: float, report: Callable[[str], None]
+        self, folder: Path, head: results.Document, deadline: float, report: Callable[[str], None], lanes: int
     ) -> None:  # fmt: skip
         self._folder, self._head, self._deadline, self._report = folder, head, deadline, report
         self._joining = threading.Lock()
+        threads = max(1, (os.cpu_count() or 1) // (lanes * WORKERS))
+        self._environment = {**dict.fromkeys(THREADS, str(threads)), **os.environ}
 
     def run(self, step: Step, lane: _Lane) -> str:
         """What is missing of a step; "" if nothing is."""
@@ -328,12 +332,12 @@ class _Steps:
             return f"{step.suite}: not begun, the time is spent"
         begin = time.monotonic()
         if lane is None:
-            code = _process(step, path, left, None)
+            code = _process(step, path, left, self._environment)
         else:
             own = self._folder / f"gpu{lane[0]}" / path.name
             own.parent.mkdir(exist_ok=True)
             self._join([own, path], own)
-            code = _process(step, own, left, lane[1])
+            code = _process(step, own, left, {**self._environment, "CUDA_VISIBLE_DEVICES": lane[1]})
             self._join([path, own], path)
             path = own
         self._report(f"{step.suite}: {_rows(path, self._head)} rows, {time.monotonic() - begin:.0f} s")
@@ -350,9 +354,8 @@ class _Steps:
                 results.write(into, merge.joined(known))
 
 
-def _process(step: Step, path: Path, left: float, gpu: str | None) -> int | str:
-    """How a step ended that has so many seconds left. gpu: of several, as CUDA_VISIBLE_DEVICES names it."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else None
+def _process(step: Step, path: Path, left: float, environment: dict[str, str]) -> int | str:
+    """How a step ended that has so many seconds left."""
     command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.arguments(path, left)]
     with (
         open(path.with_suffix(".log"), "a") as log,
@@ -373,8 +376,7 @@ def _process(step: Step, path: Path, left: float, gpu: str | None) -> int | str:
 
 def _rows(path: Path, head: results.Document) -> int:
     """How many rows of this machine, versions and commit a file has."""
-    rows = results.merge(path, {**head, "suite": path.stem}, ())["rows"]
-    return sum("commit" not in row for row in rows)
+    return len(results.own_rows(results.merge(path, {**head, "suite": path.stem}, ())))
 
 
 def _visible(gpus: str) -> list[str]:

@@ -33,6 +33,13 @@ def identity(row: results.Row) -> str:
     return json.dumps([row.get(name) for name in names])
 
 
+def _subject(row: results.Row) -> str:
+    """What an entry of `failed` calls what the row is of: what failed in one run another may have measured."""
+    if "network" in row:
+        return f"{row['network']} {row['class']}"
+    return f"{row.get('layer')}, batch {row.get('n')}, {row.get('class')}"
+
+
 def _check_alike(
     path: Path, document: results.Document, first_path: Path, first: results.Document, names: Sequence[str]
 ) -> None:  # fmt: skip
@@ -59,9 +66,12 @@ def joined(paths: Sequence[Path]) -> results.Document:
                 document[state] = list(dict.fromkeys((*document.get(state, []), *other[state])))
         if "banned" in other:
             document["banned"] = {**document.get("banned", {}), **other["banned"]}
+    document["rows"] = list(rows.values())
     if "missing" in document:
         document["missing"] = [text for text in document["missing"] if not text.endswith(TIME_OVER)]
-    document["rows"] = list(rows.values())
+    if "failed" in document:
+        timed = set(map(_subject, (row for row in document["rows"] if row.get("us") is not None)))
+        document["failed"] = [text for text in document["failed"] if text.partition(":")[0] not in timed]
     return document
 
 

@@ -31,6 +31,7 @@ _, _, name, other, code, *options = sys.argv
 path = pathlib.Path(options[options.index("--json") + 1])
 folder = path.parent.parent if path.parent.name.startswith("gpu") else path.parent
 print(name, os.environ.get("CUDA_VISIBLE_DEVICES"), *options)
+(folder / "threads").write_text(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
 (folder / name).touch()
 end = time.monotonic() + 30
 while other and not (folder / other).exists() and time.monotonic() < end:
@@ -162,6 +163,18 @@ def test_several_gpus_share_the_steps_and_their_files_are_joined(tmp_path: Path)
         {("first", "GPU-5"), ("second", "4")},
     )
     assert {row["layer"] for row in results.read(tmp_path / "layers.json")["rows"]} == {"first", "second"}
+
+
+def test_processes_that_compile_beside_each_other_share_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(everything.os, "cpu_count", lambda: 64)
+    for gpus, threads in ((), "16"), (("0", "1"), "8"):
+        run([((step("one"),),)], tmp_path, gpus=gpus)
+        assert (tmp_path / "threads").read_text() == threads
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "3")
+    run([((step("one"),),)], tmp_path)
+    assert (tmp_path / "threads").read_text() == "3"
 
 
 def test_a_gpu_knows_what_the_others_have_measured(tmp_path: Path) -> None:

@@ -45,6 +45,13 @@ def test_a_row_with_a_time_is_kept_and_the_last_of_two(tmp_path):
     assert [each["us"] for each in found] == [1.0, 2.0, 4.0]
 
 
+def test_what_failed_in_one_run_and_was_measured_in_another_did_not_fail(tmp_path):
+    name = TINY[0].layer
+    failed = [f"{name}, batch 1, ieee: no memory", f"{name}, batch 8, ieee: no memory", "net fp32: the process ended"]
+    folders = [write(tmp_path / "a", [row(8, us=None)], failed=failed), write(tmp_path / "b", [row(1)])]
+    assert merge.merge(folders, tmp_path / "all")["paper_cuconv"]["failed"] == failed[1:]
+
+
 def test_rows_of_an_algorithm_that_was_asked_for_are_told_apart(tmp_path):
     launches = [row(1, us=None, algorithm=name, kernels=[]) for name in ("direct", "two_stage")]
     counters = [row(1, algorithm="winograd_megakernel", variant=name) for name in ("M 16", "in series")]

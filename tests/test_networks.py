@@ -394,6 +394,7 @@ def test_the_best_layers_of_cudnn(tmp_path, monkeypatch):
     # Then the next run measures the row again.
     assert len(bench.held_of({"rows": [row]})) == 1
     assert bench.held_of({"rows": [row | {"failures": {parts.NAME: why}}]}) == set()
+    assert bench.held_of({"rows": [row | {"commit": "another"}]}) == set()
 
 
 def test_convolutions_of_a_network():

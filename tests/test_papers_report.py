@@ -186,7 +186,7 @@ def test_the_steps_of_the_ladder_are_drawn(tmp_path):
     said = "of the source's 2 steps the one worth most there is `fused`: both, then FP16 arithmetic, 4.00 times; 1 cost"
     assert said in region(tmp_path, "lenet5/said")
     (line,) = (line for line in region(tmp_path, "index").splitlines() if "[LeNet-5 ladder]" in line)
-    assert "8.0 to 8.0x over its first rung" in line
+    assert "| 8.0x over its first rung |" in line
 
 
 def test_what_the_textbooks_rungs_launch_is_drawn(tmp_path):

@@ -140,6 +140,11 @@ def merge(path: Path | str, head: Document, key: tuple[str, ...]) -> Document:
     return document
 
 
+def own_rows(document: Document) -> list[Row]:
+    """The rows that its commit has made: not those that another one's are kept of, which say so."""
+    return [row for row in document["rows"] if "commit" not in row]
+
+
 def put(document: Document, row: Row, key: tuple[str, ...]) -> None:
     """Adds `row`, in the place of the one that it replaces."""
     for index, old in enumerate(document["rows"]):

@@ -280,7 +280,7 @@ def _measure(group: layer_group.Group, plan: _Plan, seed: int, marker: Marker) -
 def _holds(document: results.Document, plan: _Plan, layer: Layer, n: int, classes: Sequence[str]) -> bool:
     """Whether the document has every row of a group."""
     wanted = itertools.product([layer.layer], [n], classes, plan.layouts, [plan.direction])
-    return set(wanted) <= {tuple(row[name] for name in ROW_KEY) for row in document["rows"]}
+    return set(wanted) <= {tuple(row[name] for name in ROW_KEY) for row in results.own_rows(document)}
 
 
 def _console() -> Console:

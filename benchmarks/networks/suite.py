@@ -70,10 +70,11 @@ def contenders_of(
 
 
 def held_of(document: results.Document) -> set[tuple[Any, ...]]:
-    """The keys of the rows that need not be measured again: all but those for whose peers there was no time."""
+    """The keys of the rows that need not be measured again: all of this commit but those for whose peers there was no
+    time."""
     return {
         tuple(row[name] for name in KEY)
-        for row in document["rows"]
+        for row in results.own_rows(document)
         if not any(why.endswith(network_parts.SPENT) for why in row.get("failures", {}).values())
     }
 

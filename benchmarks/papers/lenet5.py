@@ -97,7 +97,7 @@ def network(options: Options, epochs: int = EPOCHS) -> results.Document:
     """A network row per class and rung, written after each class."""
     device, out = torch.device(options.device), options.out("paper_lenet5_network")
     document = results.merge(out, fastconv.environment.describe(options.suite("paper_lenet5_network"), device), KEY)
-    held = {row["class"] for row in document["rows"] if options.resume}
+    held = {row["class"] for row in results.own_rows(document) if options.resume}
     classes = [
         accuracy
         for accuracy in options.classes or (CLASSES if device.type == "cuda" else CPU_CLASSES)

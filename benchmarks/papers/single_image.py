@@ -78,7 +78,8 @@ def kernels(options: Options) -> results.Document:
     device, out = torch.device(options.device), options.out("paper_single_image_kernels")
     head = fastconv.environment.describe(options.suite("paper_single_image_kernels"), device)
     document = results.merge(out, head, KERNEL_KEY)
-    held = {tuple(row[name] for name in ("layer", "n", "class")) for row in document["rows"] if options.resume}
+    rows = results.own_rows(document) if options.resume else []
+    held = {tuple(row[name] for name in ("layer", "n", "class")) for row in rows}
     deadline = deadline_of(options.budget_s)
     limits = launches.Multiprocessor.of(device) if device.type == "cuda" else launches.Multiprocessor()
     n = (options.batches or (1,))[0]

@@ -153,7 +153,7 @@ def _work(
 ) -> results.Document:  # fmt: skip
     device = torch.device(plan.device)
     document = results.merge(plan.out, environment.describe("regret", device), ROW_KEY)
-    held = {_key_of(row) for row in document["rows"]}
+    held = {_key_of(row) for row in results.own_rows(document)}
     missing, failed = 0, list[str]()
     with torch.no_grad():
         for index, (problem, accuracy) in enumerate(plan.work()):

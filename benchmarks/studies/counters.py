@@ -160,7 +160,8 @@ def run(
     driver refuses is refused every time: the others then have the same note.
     """
     document = results.merge(out, environment.describe(suite, "cuda"), (*KERNEL_KEY, "variant"))
-    held = {tuple(row[name] for name in KERNEL_KEY) for row in document["rows"] if resume and row["us"] is not None}
+    rows = results.own_rows(document) if resume else []
+    held = {tuple(row[name] for name in KERNEL_KEY) for row in rows if row["us"] is not None}
     deadline, refusal = deadline_of(budget_s), ""
     for layer, accuracy, algorithm in itertools.product(
         select(layers) if isinstance(layers, str) else layers, classes, algorithms

@@ -58,7 +58,7 @@ class _Suite:
         self.document = results.merge(path, head, KEY)
         self.held = {
             tuple(row[name] for name in ("part", "layer", "n", "class"))
-            for row in self.document["rows"]
+            for row in results.own_rows(self.document)
             if resume and row["us"] is not None  # without: there was no time for it, or no kernel
         }
         self.missing: list[str] = []

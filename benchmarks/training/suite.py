@@ -127,7 +127,7 @@ def run(
     head = environment.describe(suite_name(target), target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
     deadline = deadline_of(budget_s)
-    held = {tuple(row[each] for each in KEY) for row in document["rows"]} if resume else set()
+    held = {tuple(row[each] for each in KEY) for row in results.own_rows(document)} if resume else set()
     for name in networks:
         entry = models.network(name)
         n, side = batch or BATCHES.get(name, entry.batch), image or entry.image

@@ -73,15 +73,15 @@ def _lenet5(file: File) -> tuple[str, str]:
     network = (file("paper_lenet5_network") or {"rows": []})["rows"]
     first = lenet5.totals(document, f"{PREFIX}direct")
     gains = [n_us / best[1] for n, n_us in first.items() if (best := lenet5.fastest_rung(document, n))]
-    here = f"{min(gains):.1f} to {max(gains):.1f}x over its first rung" if gains else NOTHING
+    span = " to ".join(dict.fromkeys(f"{gain:.1f}" for gain in (min(gains), max(gains)))) if gains else ""
+    here = f"{span}x over its first rung" if gains else NOTHING
     exact = [row for row in network if not row["mode"].startswith(HALF)]
     same = sum(row["accuracy"] == row["torch_accuracy"] for row in exact)
-    verdict = f"Accuracy unchanged for {same} of {len(exact)} rungs and classes" if exact else NOTHING
+    verdict = f"Accuracy unchanged in {same} of {len(exact)} cases" if exact else NOTHING
     n = max(first, default=0)
     worth = {step: its[n] for step, its in lenet5.step_gains(document).items() if n in its}
     if worth and exact:
-        most = max(worth, key=lambda step: worth[step])
-        verdict += f"; the step worth most is {most}, {worth[most]:.2f}x at batch {n}"
+        verdict += f"; the best step: {max(worth.values()):.2f}x"
     return here, verdict
 
 
