@@ -27,10 +27,12 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks import merge
+from benchmarks.corpus.networks import DECODERS
 from benchmarks.harness import results, turns
 from benchmarks.layers.sets import suite_of
 from benchmarks.training import suite as training
 from fastconv.cli.support import DeviceOption, device_named, fail, say
+from fastconv.models import MAIN_NETWORKS
 
 SHORTEST_S = 20.0  # with less time left no step is begun
 GRACE_S = 90.0  # how far behind its budget a step may end: what it has begun it finishes
@@ -114,11 +116,12 @@ def _network(name: str, classes: str = "fp32,tf32,fp16,bf16", workers: int = 4) 
     return Step("networks", (*command, "--compile-limit", "150"))
 
 
-def _another_network(name: str) -> Step:
-    """One that our choices were not made for, in the forms that are the fastest of ours and of PyTorch."""
-    forms = ("--modes", "compile,fused_graph", "--layouts", "nhwc", "--classes", "fp16,tf32", "--workers", "2")
-    command = ("networks", "--network", name, "--peers", _FORMS, "--compile-limit", "150", *forms)
-    return Step("networks", command)
+def _another_network(name: str, classes: str = "fp16,tf32", workers: int = 4, batch: int | None = None) -> Step:
+    """One that our choices were not made for, or that README's table has in another batch or size, in the forms that
+    are the fastest of ours and of PyTorch."""
+    forms = ("--layouts", "nhwc", "--classes", classes, "--workers", str(workers), "--compile-limit", "150")
+    of_batch = () if batch is None else ("--batch", str(batch))
+    return _networks("networks_others", _FORMS, "--network", name, *forms, *of_batch)
 
 
 def _networks(suite: str, peers: str, *options: str) -> Step:
@@ -130,7 +133,7 @@ def _networks(suite: str, peers: str, *options: str) -> Step:
 
 _OTHERS = (
     "efficientnet_b0", "hrnet_w18", "segformer_mit_b2", "repvgg_b1", "mobilenet_v3_large", "convnext_tiny", "yolov8n",
-    "sd15_unet",
+    "retinanet_resnet50_fpn", "sd15_unet", "sdxl_unet",
 )  # fmt: skip
 # Of equal use the longest come first, so that several GPUs end together.
 PHASES: dict[str, Phase] = {
@@ -201,7 +204,34 @@ PHASES: dict[str, Phase] = {
             ),
         )
     ),
-    "networks_others": Phase((tuple(map(_another_network, _OTHERS)),)),
+    "networks_others": Phase(
+        (
+            (
+                *map(_another_network, _OTHERS),
+                *(_another_network(name, its, 1) for its in ("fp32,tf32", "fp16,bf16") for name in DECODERS),
+                *(_another_network(name, _CLASSES, 2, 8) for name in ("sd_vae_decoder", "rrdb")),
+                *(_another_network(name, _CLASSES, batch=n) for n in (8, 1) for name in (*MAIN_NETWORKS, "unet")),
+            ),
+        )
+    ),
+    # Problems of the corpus that no constant was fitted to, drawn anew.
+    "regret": Phase(
+        (
+            tuple(
+                Step("regret", ("regret", "--split", "judge", "--workers", "4", "--classes", _CLASSES, *options))
+                for options in (
+                    ("--sample", "110", "--seed", "26", "--layouts", "nhwc"),
+                    ("--sample", "40", "--seed", "27", "--layouts", "nchw"),
+                    ("--sample", "40", "--seed", "28", "--layouts", "nhwc", "--pass", "backward_input"),
+                    ("--sample", "40", "--seed", "29", "--layouts", "nhwc", "--pass", "backward_weight"),
+                )
+            ),
+        )
+    ),
+    "training_compiled": Phase(
+        ((*(Step("training", ("training", "--network", name, "--modes", "compile")) for name in training.BATCHES),),),
+        quiet=True,
+    ),
     "alone": Phase(
         (
             (

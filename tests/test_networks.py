@@ -462,6 +462,7 @@ def test_networks_of_the_corpus():
     from benchmarks.networks import zoo
 
     assert {"vgg16", "unet_2015", "sd_vae_decoder"} <= set(zoo.names())
+    assert zoo.inputs("vae_decoder_2048", 1, zoo.network("vae_decoder_2048").image).shape == (1, 16, 256, 256)
     assert zoo.inputs("unet_2015", 2, 188).shape == (2, 1, 188, 188)
     document = bench.run(["unet_2015"], ["fp32"], ["fused"], rounds=1, device="cpu", peers=["torch_eager"], batch=1,
                          image=188, layouts=["nchw"])  # fmt: skip

@@ -49,6 +49,14 @@ def test_a_file_holds_each_problem_once_with_all_its_networks(tmp_path):
     assert second.k == 4
 
 
+def test_a_sample_of_the_corpus_is_the_same_every_time_and_of_one_side():
+    passes = ["forward", "backward_weight"]
+    drawn = problems.of_corpus(20, 3, passes, ["judge"])
+    assert drawn == problems.of_corpus(20, 3, passes, ["judge"]) != problems.of_corpus(20, 4, passes, ["judge"])
+    assert {(each.split, each.direction) for each in drawn} == {("judge", direction) for direction in passes}
+    assert len(drawn) == 40
+
+
 def test_the_problems_of_a_network_are_those_that_it_runs():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, (1, 3), groups=2), nn.Conv2d(8, 8, (1, 3), groups=2)

@@ -206,3 +206,16 @@ def _table() -> list[Entry]:
 
 
 TABLE = _table()
+
+# Decoders of larger pictures than the corpus has, by their names: of 16 latent channels, as newer models have them.
+DECODERS = {
+    f"vae_decoder_{8 * side}": Entry(
+        f"vae_decoder_{8 * side}",
+        "sd_vae",
+        "generate",
+        _diffusers("AutoencoderKL", **{**VAE, "latent_channels": 16}),
+        (16, side, side),
+        lambda model, x: model.decoder(x),  # type: ignore[operator]
+    )
+    for side in (128, 256)
+}

@@ -28,6 +28,10 @@ def regret(
     problems: Annotated[
         Path | None, typer.Option(help="A JSON list of problems, in place of the networks' convolutions.")
     ] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=1, metavar="COUNT", help="So many of the corpus, at random, in their place.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the sample.")] = 0,
     split_name: Annotated[str, typer.Option("--split", help="Of the problems: fit, judge; default both.")] = "",
     direction: Annotated[str, typer.Option("--pass", help="forward, backward_weight, backward_input.")] = "",
     classes: Annotated[str, typer.Option(help="Accuracy classes; default all, on the CPU fp32.")] = "",
@@ -52,13 +56,17 @@ def regret(
 
     where = device_named(device)
     passes = split(direction, "pass", list(source.PASSES)) if direction else []
-    if problems is not None:
+    splits = split(split_name, "split", list(source.SPLITS)) if split_name else list(source.SPLITS)
+    if sample is not None:
+        if problems is not None:
+            raise fail("--problems and --sample both name the problems; expected one of them")
+        chosen = source.of_corpus(sample, seed, passes or ["forward"], splits)
+    elif problems is not None:
         chosen = [each for each in source.read(problems) if not passes or each.direction in passes]
     else:
         names = list(MAIN_NETWORKS) if network == "all" else split(network, "network", list(NETWORKS))
         size = batch or (CPU_BATCH if where.type == "cpu" else None)
         chosen = source.of_networks(names, size, image, passes or ["forward"])
-    splits = split(split_name, "split", list(source.SPLITS)) if split_name else source.SPLITS
     document = suite.run(
         [each for each in chosen if each.split in splits],
         classes=split(classes, "classes", list(CLASS_DTYPE)) if classes else None,

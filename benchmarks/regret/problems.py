@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks import corpus
 from benchmarks.layers.sets import GRADIENTS
 from fastconv import _C, ops
 from fastconv.models import network
@@ -132,6 +134,13 @@ def read(path: Path | str) -> list[Problem]:
     if not isinstance(content, list):
         raise ValueError(f"{path}: expected a list of problems, or an object with `problems` or `rows`")
     return unique(from_row(row) for row in content)
+
+
+def of_corpus(count: int, seed: int, passes: Sequence[str], splits: Sequence[str]) -> list[Problem]:
+    """`count` convolutions of the corpus, drawn at random, in each of the passes: the same for the same arguments."""
+    rows = [row for row in corpus.read() if row["split"] in splits]
+    drawn = random.Random(seed).sample(rows, min(count, len(rows)))
+    return unique(from_row({**row, "pass": direction}) for row in drawn for direction in passes)
 
 
 def unique(problems: Iterable[Problem]) -> list[Problem]:

@@ -116,8 +116,8 @@ def region(name: str, results: Path) -> str:
             return networks.summary(file("networks"), None, *rivals())
         case ["networks", "summary", accuracy] if accuracy in CLASSES:
             return networks.summary(file("networks"), accuracy, *rivals())
-        case ["networks", "best"]:
-            return networks.best_table(file("networks"))
+        case ["networks" | "networks_others" as suite, "best"]:
+            return networks.best_table(file(suite))
         case ["networks", "rivals"]:
             return networks.rivals_table(*rivals()) if any(rivals()) else sentences.NOTHING
         case ["networks", "peers", accuracy] if accuracy in CLASSES:

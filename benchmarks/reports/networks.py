@@ -15,6 +15,7 @@ from fastconv.figures import new_figure, save_figure
 AUTOTUNED = ("compile_max_autotune", "frozen_max_autotune")
 TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "densenet161": "DenseNet-161"}
 TITLES |= {"yolov3": "YOLOv3", "unet": "U-Net", "rrdb": "RRDB (ESRGAN)", "sd_vae_decoder": "VAE decoder"}
+TITLES |= {f"vae_decoder_{side}": f"VAE decoder, {side} x {side}" for side in (1024, 2048)}
 TITLES |= {"efficientnet_b0": "EfficientNet-B0", "hrnet_w18": "HRNet-W18", "segformer_mit_b2": "SegFormer-B2"}
 
 
