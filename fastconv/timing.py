@@ -12,13 +12,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy
 import torch
 
 Contender = Callable[[], object]
+Output = TypeVar("Output")
 _BATCH = 20  # rounds between two synchronisations
+_AHEAD = 8  # flushes of the caches, some 80 us each, in which a host launches all of a call
 
 # Which candidates are timed at all, and how often.
 HOPELESS = 20.0  # times the best so far: not timed
@@ -57,7 +59,7 @@ def message_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
 
 
-def once(call: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, float]:
+def once(call: Callable[[], Output], device: torch.device) -> tuple[Output, float]:
     """The output and the microseconds of one call, caches as they are."""
     if device.type != "cuda":
         begin = time.perf_counter()
@@ -113,6 +115,26 @@ class L2Flush:
     def __call__(self) -> None:
         self._written.zero_()
         torch.amax(self._read, dim=0, out=self._sink)
+
+
+def estimate(contenders: Mapping[str, Contender], device: torch.device) -> Measurement:
+    """What a call of each takes: on CUDA the least of three from cold caches, each put behind other work of the GPU, so
+    that no gap between the host's launches is in it; one call where that is long. Its quartiles are the same number."""
+    result = Measurement()
+    flush = L2Flush(device) if device.type == "cuda" else lambda: None
+    for name, call in contenders.items():
+        us: list[float] = []
+        try:
+            while len(us) < 3 and (not us or us[0] < SLOW_US):
+                for _ in range(_AHEAD):
+                    flush()
+                us.append(once(call, device)[1])
+        except Exception as error:
+            result.failures[name] = message_of(error)
+            recover()
+        else:
+            result.timings[name] = Timing(min(us), min(us), min(us), len(us), graph=False)
+    return result
 
 
 def capture(call: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, Any]:

@@ -36,6 +36,32 @@ class Stopwatch:
         return samples
 
 
+def test_an_estimate_is_the_least_of_three_calls_and_one_of_a_long_call(monkeypatch):
+    times = {"fast": iter((90.0, 30.0, 40.0)), "long": iter((2 * timing.SLOW_US,)), "broken": iter(())}
+    monkeypatch.setattr(timing, "once", lambda call, device: (None, next(times[call()])))
+    contenders = {name: lambda name=name: name for name in times}
+    contenders["broken"] = lambda: contenders["nothing"]
+    found = timing.estimate(contenders, torch.device("cpu"))
+    assert {name: (its.us, its.rounds) for name, its in found.timings.items()} == {
+        "fast": (30.0, 3), "long": (2 * timing.SLOW_US, 1),
+    }  # fmt: skip
+    assert found.failures == {"broken": "KeyError: 'nothing'"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: the host's gaps between launches")
+def test_an_estimate_has_no_gap_of_the_host_in_it():
+    x, pause_s = torch.zeros(8, device="cuda"), 200e-6
+
+    def call():
+        x.add_(1)
+        time.sleep(pause_s)
+        return x.add_(1)
+
+    call()
+    (its,) = timing.estimate({"paused": call}, torch.device("cuda")).timings.values()
+    assert its.us < pause_s * 1e6 / 2 < timing.once(call, torch.device("cuda"))[1]
+
+
 def test_times_are_medians_of_each_contenders_own_samples_in_changing_order():
     draw = random.Random(0)
     series = {name: [draw.uniform(base, 2 * base) for _ in range(40)] for name, base in (("a", 1), ("b", 10), ("c", 9))}

@@ -54,6 +54,18 @@ def test_the_matrix_product_is_the_convolution(layer, layout, direction):
     assert cublas.is_product(layer) == (layer.layer == "pointwise")
 
 
+@pytest.mark.parametrize("layout", ORDERS)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.layer)
+def test_the_matrix_product_ends_with_bias_residual_and_relu(layer, layout):
+    x, weight, residual = operands_of(layer, layout, "any", dtype=torch.float64)
+    bias = torch.randn(layer.k, dtype=torch.float64)
+    for addends in ((bias,), (bias, residual)):
+        expected = peers.torch_unfused(lambda: peers.torch_convolution(x, weight, layer, False), *addends)
+        found = cublas.fused(x, weight, layer, False, *addends)
+        assert found.shape == expected.shape
+        assert layer_group.testing.errors(found, expected).relative_l2 < 1e-14
+
+
 def test_the_matrix_product_leaves_the_switches_as_they_were():
     allowed = torch.backends.cuda.matmul.allow_tf32
     x, weight, _ = operands_of(LAYERS[0], "nhwc", "forward")

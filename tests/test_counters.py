@@ -27,6 +27,7 @@ def test_the_kernels_of_a_call_stand_behind_its_marker():
     found = counters.joined(calls[0])
     assert found["kernels"] == 2
     assert found["us"] == 8
+    assert [(part["kernel"], part["us"]) for part in found["parts"]] == [("transform", 2), ("multiply", 6)]
     assert found["dram_read_bytes"] == 8000
     assert found["l2_hit_percent"] == (2 * 2000 + 6 * 6000) / 8  # a rate: the mean, weighted by time
 

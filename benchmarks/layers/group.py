@@ -28,9 +28,9 @@ HOPELESS_PEER = 1.3  # times the best peer, by single calls: 3 rounds only
 LONG_SEARCH_S = 5.0
 _long_searches: dict[tuple[Any, str], float] = {}  # of this process: (pass and type, rival) -> what it took
 
-# A survey has very many layers and little time: whoever is this many times slower than the best of its side and class
-# is not timed, or for 3 rounds only; all rounds of a layer together last about as long as this.
-SURVEY_HOPELESS, SURVEY_SLOW, SURVEY_UNSEEN = 3.0, 1.5, 6.0  # the last: after its first call
+# A survey has very many layers and little time: who is estimated to be this many times slower than the best of its side
+# and class is not timed, or for 3 rounds only; all rounds of a layer together last about as long as this.
+SURVEY_HOPELESS, SURVEY_SLOW = 3.0, 1.5
 SURVEY_S, SAMPLE_US = 0.06, 130.0  # a sample costs its flush and launches beside its own time
 SURVEY_ROUNDS = 3  # at least
 BESIDE_OTHERS = 10  # times longer a call may take while other processes use the GPU
@@ -225,7 +225,7 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
             group.notes[name] = group.banned[name]
             continue
         begin = time.perf_counter()
-        _enter(group, name, call, reference, SURVEY_UNSEEN if group.survey else math.inf)
+        _enter(group, name, call, reference, timing.HOPELESS if group.survey else math.inf)
         group.spent(name, begin)
         if name.startswith("torch_") and group.seconds[name] > LONG_SEARCH_S:
             _long_searches[kind, name] = group.seconds[name]
@@ -313,8 +313,7 @@ def _enter_ours(
         group.notes[name] = timing.message_of(failure)
         timing.recover()
         return
-    hopeless = SURVEY_UNSEEN if group.survey else timing.HOPELESS
-    _enter(group, name, call, reference, math.inf if chosen else hopeless)
+    _enter(group, name, call, reference, math.inf if chosen else timing.HOPELESS)
     if is_choice and (group.n == 1 or group.survey) and algorithm != "torch":
         packing = ours.packing_contender(algorithm, *data, *addends)
         _enter(group, name + _PACKING, packing, reference, math.inf)
@@ -439,7 +438,7 @@ def finish(group: Group, choices: Choices, rounds: int, seed: int) -> list[resul
     chosen |= {f"{'/'.join(key)}/{choice}" for key, choice in group.strict.items()}
     chosen |= {name + _PACKING for name in chosen}
     group.announce("")  # each has run alone: from here on nobody in particular is to blame
-    if not group.alone:
+    if group.survey or not group.alone:
         _estimate(group)
     if group.survey:
         slow, rounds = _drop_hopeless(group, chosen, rounds)
@@ -459,14 +458,13 @@ def finish(group: Group, choices: Choices, rounds: int, seed: int) -> list[resul
 
 
 def _estimate(group: Group) -> None:
-    """How long those take who entered while others used the GPU."""
-    for name, entrant in list(group.entrants.items()):
-        try:
-            entrant.estimate_us = timing.once(entrant.call, group.device)[1]
-        except Exception as failure:
-            del group.entrants[name]
-            group.notes[name] = timing.message_of(failure)
-            timing.recover()
+    """How long those take who have entered: a first call has start-up in it, and maybe others' use of the GPU."""
+    found = timing.estimate({name: entrant.call for name, entrant in group.entrants.items()}, group.device)
+    for name, its in found.timings.items():
+        group.entrants[name].estimate_us = its.us
+    for name, why in found.failures.items():
+        del group.entrants[name]
+        group.notes[name] = why
 
 
 def _slow(group: Group, chosen: set[str]) -> list[str]:

@@ -48,7 +48,7 @@ LAYERS = [
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 CLASSES = ("ieee", "fp32")
 MODES = ("eager", "fused", "fused_graph", "compile")
-PEERS = ("torch_eager", "folded_graph", "compile_reduce_overhead")
+PEERS = ("torch_eager", "folded_graph", "compile_reduce_overhead", "frozen_reduce_overhead")
 CPU_MODES, CPU_PEERS = ("eager", "fused"), ("torch_eager", "folded_eager")
 BEYOND = 1e-5  # the source's: an element may be off by so much
 

@@ -13,7 +13,8 @@ In a survey of very many layers nobody searches: torch_default_<layout> is PyTor
 stands for its other forms, for cuDNN's graphs and for CUTLASS, which are left out.
 
 Of ReLU(conv + bias + residual): torch_<layout> runs them one after the other, torch_<layout>_fused asks PyTorch's
-operators of the fusion, cudnn_graph_<layout> plans the fusion; the others have none.
+operators of the fusion, cudnn_graph_<layout> plans the fusion, cublas_<layout> has bias and ReLU in the product's end
+where it can; the others have none.
 """
 
 from __future__ import annotations
@@ -218,6 +219,7 @@ def _fused_peers(
             arguments = x, weight, layer, layout, "forward", None, *addends
             search = functools.partial(_cudnn_plan, arguments, tf32, refuse, announce, banned)
             calls[f"cudnn_graph_{layout}"] = Searched(search)
+            calls[f"cublas_{layout}"] = functools.partial(cublas.fused, x, weight, layer, tf32, *addends)
     return calls
 
 

@@ -5,6 +5,9 @@ The product is torch.matmul with the switches of the class: FP32 without or with
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -21,14 +24,37 @@ def convolution(
     x: Tensor, weight: Tensor, layer: Layer, tf32: bool, direction: str = "forward", grad: Tensor | None = None
 ) -> Tensor:
     """The convolution, or its gradient of `direction` for `grad` [N, K, P, Q]; everything is timed, unrolling too."""
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    try:
+    with _tf32(tf32):
         if is_product(layer):
             return _pointwise(x, weight, direction, grad)
         return _unrolled(x, weight, layer, direction, grad)
+
+
+def fused(
+    x: Tensor, weight: Tensor, layer: Layer, tf32: bool, bias: Tensor, residual: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """ReLU(convolution + bias [K] + residual [N, K, P, Q]): bias and ReLU in the end of cuBLAS's product where that is
+    all of a 1x1 layer in channels_last, else in as few passes as in-place operators allow."""
+    if is_product(layer) and residual is None and not x.is_contiguous():
+        n, c, h, w = x.shape
+        pixels, filters = x.permute(0, 2, 3, 1).reshape(-1, c), weight.reshape(-1, c)
+        with _tf32(tf32):
+            return torch._addmm_activation(bias, pixels, filters.t()).view(n, h, w, -1).permute(0, 3, 1, 2)
+    y = convolution(x, weight, layer, tf32)
+    y += bias.view(1, -1, 1, 1)
+    if residual is not None:
+        y += residual
+    return y.relu_()
+
+
+@contextlib.contextmanager
+def _tf32(allow: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allow
+    try:
+        yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _pointwise(x: Tensor, weight: Tensor, direction: str, grad: Tensor | None) -> Tensor:

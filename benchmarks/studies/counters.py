@@ -1,8 +1,9 @@
 """Hardware counters of kernels, by NVIDIA's Nsight Compute: the bytes of memory and of the L2 cache, hit rates,
 instructions and warps of what one call launches.
 
-`ncu` runs a process of its own, which makes every call ready and then launches each once, behind a marker; each kernel
-is replayed from cold caches until all counters are read. Where counters may not be read (another runtime, a driver
+`ncu` runs a process of its own, which makes every call ready and then launches each once, behind a marker, from cold
+caches: what a kernel of the call leaves in them its next one finds. The process runs as often as it takes to read all
+counters, so that no kernel is replayed alone. Where counters may not be read (another runtime, a driver
 that keeps them for the administrator), the rows say why.
 """
 
@@ -26,7 +27,7 @@ import torch
 from benchmarks.harness import ours, results, turns
 from benchmarks.harness.runs import LAYOUTS, deadline_of, is_past
 from benchmarks.papers.common import KERNEL_KEY, empty_row
-from fastconv import environment
+from fastconv import environment, timing
 from fastconv.instrumented import Options, kernel_of, random_data
 from fastconv.models.layers import Layer, select
 
@@ -90,13 +91,15 @@ def work(job: Mapping[str, Any]) -> None:
     with torch.inference_mode():
         for call in calls.values():
             call()
-        torch.cuda.synchronize()
-        torch.cuda.profiler.start()
+        flush = timing.L2Flush(torch.device("cuda"))
         for call in calls.values():
+            flush()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
             torch.cuda._sleep(1)
             call()
-        torch.cuda.synchronize()
-        torch.cuda.profiler.stop()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
     print("variants " + json.dumps(list(calls)))
 
 
@@ -120,24 +123,30 @@ def parse(output: str) -> list[list[dict[str, str]]]:
     return calls
 
 
-def joined(kernels: Sequence[Mapping[str, str]]) -> dict[str, float]:
-    """The counters of a call: those of its kernels, added, rates weighted by time. Times in microseconds."""
+def joined(kernels: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """The counters of a call: those of its kernels, added, rates weighted by time, and each kernel's under `parts`.
+    Times in microseconds."""
     values = [
         {name: float(kernel[metric].replace(",", "")) for name, (metric, _) in METRICS.items()} for kernel in kernels
+    ]
+    parts = [
+        {"kernel": kernel["Kernel Name"], **its, "us": its["us"] / 1e3}
+        for kernel, its in zip(kernels, values, strict=True)
     ]
     total = {name: sum(each[name] for each in values) for name in METRICS}
     weights = total["us"] or 1.0
     for name, (_, way) in METRICS.items():
         if way == "mean":
             total[name] = sum(each[name] * each["us"] for each in values) / weights
-    return {**total, "us": total["us"] / 1e3, "kernels": len(kernels)}
+    return {**total, "us": total["us"] / 1e3, "kernels": len(kernels), "parts": parts}
 
 
-def measure(layer: Layer, n: int, accuracy: str, algorithm: str, layout: str = "nhwc") -> dict[str, dict[str, float]]:
+def measure(layer: Layer, n: int, accuracy: str, algorithm: str, layout: str = "nhwc") -> dict[str, dict[str, Any]]:
     """Variant -> counters. Raises NoCounters."""
     job = {"layer": layer.fields(), "n": n, "class": accuracy, "algorithm": algorithm, "layout": layout}
     command = [program(), "--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off"]
-    command += ["--clock-control", "none", "--metrics", ",".join(metric for metric, _ in METRICS.values())]
+    command += ["--clock-control", "none", "--cache-control", "none", "--replay-mode", "application"]
+    command += ["--metrics", ",".join(metric for metric, _ in METRICS.values())]
     command += [sys.executable, "-c", _WORKER, json.dumps(sys.path), json.dumps(job)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
