@@ -396,7 +396,9 @@ def test_the_megakernels_series_is_the_study_of_all_layers(options, monkeypatch)
     asked = []
     monkeypatch.setattr(megakernel.study, "run", lambda *parts, **more: asked.append((parts, more)) or {"rows": []})
     papers.run("megakernel", replace(options, device="cuda", parts=["layers"], batches=[64, 1], resume=True))
-    assert [more["batch"] for _, more in asked] == [64, 1]
+    assert [(more["batch"], more["classes"]) for _, more in asked] == [
+        (64, megakernel.CLASSES), (1, megakernel.CLASSES), (64, megakernel.HALF_CLASSES),
+    ]  # fmt: skip
     for parts, more in asked:
         assert parts == (("layers",),)
         assert len(megakernel.study.select(more["layers"])) == 22

@@ -5,7 +5,7 @@ layers   both layers at batch 100 to 10 000 by every algorithm of ours, on the G
          (benchmarks/studies/ladder.py); on the CPU the source's first rung
 network  LeNet-5 trained by PyTorch on scikit-learn's digits, enlarged to 86x86; then each rung computes its
          convolutions: how many of the test images are classified rightly, beside PyTorch's. The network of the
-         source is of Fashion-MNIST, which no package ships
+         source is of Fashion-MNIST, which no well-kept package ships
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from benchmarks.studies import counters as hardware
 from benchmarks.studies import megakernel as study
 from fastconv.models.layers import LAYERS, select
 
-CLASSES = ("ieee", "fp32")
+CLASSES, HALF_CLASSES = ("ieee", "fp32"), ("fp16",)
 NETWORK_CLASSES, RESNET2_CLASSES = ("ieee",), ("ieee", "fp32", "tf32")
 RESNET2 = "res1"
 COUNTED = "vgg2_2,vgg4_2,res3"
@@ -38,8 +38,8 @@ ALGORITHM = study.NAME  # serves 3x3 layers with stride 1, and no others
 
 
 def layers(options: Options) -> results.Document:
-    """The series, for each batch."""
-    return _studied("layers", options, BATCHES)
+    """The series, for each batch; in FP16 at the first."""
+    return _studied("layers", options, BATCHES, HALF_CLASSES)
 
 
 def filters(options: Options) -> results.Document:
@@ -57,13 +57,19 @@ def distribution(options: Options) -> results.Document:
     return _studied("distribution", options, (BATCH,))
 
 
-def _studied(part: str, options: Options, batches: Sequence[int]) -> results.Document:
+def _studied(
+    part: str, options: Options, batches: Sequence[int], at_first: Sequence[str] = ()
+) -> results.Document:  # fmt: skip
+    """Each batch in CLASSES; at_first: classes of the first batch alone. The options' own come before either."""
+    batches = options.batches or batches
+    runs = [(batch, options.classes or CLASSES) for batch in batches]
+    runs += [(batches[0], at_first)] if at_first and not options.classes else []
     names = options.layers or ",".join(layer.layer for layer in LAYERS)
     document: results.Document = {}
     deadline = deadline_of(STUDY_S if options.budget_s is None else options.budget_s)
-    for batch in options.batches or batches:
+    for batch, classes in runs:
         document = study.run(
-            (part,), layers=names, classes=options.classes or CLASSES, batch=batch, rounds=options.rounds,
+            (part,), layers=names, classes=classes, batch=batch, rounds=options.rounds,
             budget_s=seconds_to(deadline) or 0.0, out=options.out("paper_megakernel"), suite="paper_megakernel",
             resume=options.resume, report=options.report,
         )  # fmt: skip

@@ -32,6 +32,7 @@ TILE = 16  # outputs in height and width of a block, the textbook's
 OWN_BLOCK, OWN_DIRECT, OWN_CONSTANT, OWN_UNROLL = (
     study.PREFIX + name for name in ("direct", "direct_restrict_size", "direct_constant_memory", "unroll_restrict")
 )
+TENSOR_CORES = "implicit_gemm"
 RUNGS = {
     OWN_BLOCK: "one thread per output, blocks of 16x16",
     "direct": "one thread per output, any layout and size",
@@ -41,7 +42,7 @@ RUNGS = {
     OWN_UNROLL: "unrolled to memory, then a product in tiles of 16x16",
     "im2col_gemm": "unrolled to memory, then the library's product",
     "fused_unroll": "unrolled inside the product, FP32 arithmetic",
-    "implicit_gemm": "unrolled inside the product, tensor cores",
+    TENSOR_CORES: "unrolled inside the product, tensor cores",
 }
 LAYERS = [*select("res1,vgg4_2"), next(layer for layer in SETS["stems"] if layer.layer == "alexnet2")]
 
@@ -121,32 +122,32 @@ def ladder(options: Options) -> results.Document:
 
 
 def kernels(options: Options) -> results.Document:
-    """A row per layer and rung, class `ieee`, NCHW."""
+    """A row per layer and rung, NCHW: class `ieee`, and of what has only tensor cores `fp32`."""
     device, out = torch.device(options.device), options.out("paper_textbook_kernels")
     head = fastconv.environment.describe(options.suite("paper_textbook_kernels"), device)
     document = results.merge(out, head, KERNEL_KEY)
-    held = {(row["layer"], row["n"]) for row in document["rows"]} if options.resume else set()
+    held = {(row["layer"], row["n"]) for row in results.own_rows(document)} if options.resume else set()
     n, deadline = (options.batches or BATCHES)[0], deadline_of(options.budget_s)
     with torch.inference_mode():
         for layer in _layers_of(options):
             if (layer.layer, n) in held or is_past(deadline):
                 continue
             with turns.timing():
-                rows = _kernel_rows(layer, n, device)
+                rows = [row for accuracy in ("ieee", "fp32") for row in _kernel_rows(layer, n, accuracy, device)]
             for row in rows:
                 results.put(document, row, KERNEL_KEY)
             results.write(out, document)
     return document
 
 
-def _kernel_rows(layer: Layer, n: int, device: torch.device) -> list[results.Row]:
-    accuracy, layout = "ieee", "nchw"
+def _kernel_rows(layer: Layer, n: int, accuracy: str, device: torch.device) -> list[results.Row]:
+    layout = "nchw"
     group = layer_group.Group(layer, n, torch.float32, False, [accuracy], (layout,), device)
     reference = layer_group.prepare_data(group, seed=0)
     x, weight, rows = group.inputs[layout], group.weights[layout], []
     serving = study.serving(RUNGS, layer, accuracy, layout, device)
     serving += [row["algorithm"] for row in ours.candidates(layer, n, accuracy, layout, device) if row["ok"]]
-    for rung in RUNGS:
+    for rung in RUNGS if accuracy == "ieee" else (TENSOR_CORES,):
         if rung not in serving:
             continue
         row = empty_row(layer, n, accuracy, layout) | {"algorithm": rung, "kernels": []}

@@ -27,6 +27,8 @@ FILTER_FORMS = PACKED, PACKING, FILTER_TASKS = "packed beforehand", "packed in e
 PARTS = ("layers", "mapping", "rivals", "distribution", "filters")
 KEY = ("part", "layer", "n", "class", "variant")
 MIN_CHANNELS = 128  # C and K of the layers that part `layers` takes by itself: below, other algorithms are far ahead
+# cuDNN's Winograd, and what it has beside that is near the fastest on these layers.
+RIVALS = ("winograd_nonfused", "winograd", "fft_tiling", "implicit_precomp_gemm")
 SWEPT_LAYERS, RIVALS_LAYER, SHOWN_LAYERS = "res1,res2,res3,res4", "res1", "vgg2_2,vgg4_2,res3"
 DISTANCES = (0, 16, 33, 66, 132, 264, 528, 1056, 2112, 4224)  # tasks
 BATCHES = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # M
@@ -125,7 +127,7 @@ class _Suite:
             its = (x.contiguous(memory_format=order), weight.contiguous(memory_format=order))
             problems[layout] = cudnn.Problem(*its, layer, layout, tf32=False)
             torchs[f"torch_{layout}"] = functools.partial(torch_convolution, *its, layer, False)
-        rivals, notes = cudnn.contenders(problems, only=("winograd_nonfused",))
+        rivals, notes = cudnn.contenders(problems, only=RIVALS)
         rivals |= torchs
         reference = layer_group.Reference(x, weight, layer)
         errors = {}
