@@ -29,7 +29,7 @@ import typer
 from benchmarks import merge
 from benchmarks.corpus.networks import DECODERS
 from benchmarks.harness import results, turns
-from benchmarks.layers.sets import suite_of
+from benchmarks.layers.sets import FUSED, suite_of
 from benchmarks.training import suite as training
 from fastconv.cli.support import DeviceOption, device_named, fail, say
 from fastconv.models import MAIN_NETWORKS
@@ -145,6 +145,16 @@ PHASES: dict[str, Phase] = {
                 _layers("pointwise", 3),
                 _layers("stems", 3),
                 Step("megakernel", ("megakernel", "--parts", "layers,rivals"), resumes=False),
+            ),
+        )
+    ),
+    # With bias and ReLU, and with a residual between them, where cuDNN's graphs have the fusion.
+    "layers_fused": Phase(
+        (
+            tuple(
+                _layers(layer_set, 4, direction, "--batch", "64", "--classes", _CLASSES)
+                for layer_set in ("layers", "pointwise")
+                for direction in FUSED
             ),
         )
     ),
