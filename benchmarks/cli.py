@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -234,10 +235,8 @@ def networks(
         "resume": resume,
         "report": say,
     }
-    if workers > 1:
-        document = by_workers.run(names, wanted, workers, **arguments)
-    else:
-        document = suite.run(names, wanted, **arguments)
+    run = suite.run if workers == 1 else partial(by_workers.run, workers=workers)
+    document = run(names, wanted, **arguments)
     asked = [row for row in document["rows"] if row["network"] in names and row["class"] in wanted]
     check_timed({**document, "rows": asked}, ("network", "class", "mode"), out)
 

@@ -69,6 +69,25 @@ def test_it_is_pytorchs(sizes: tuple[int, ...], layout: str, dtype: torch.dtype,
         assert (y.dtype, y.stride()) == (dtype, theirs.stride()), window
 
 
+@pytest.mark.sanitize
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_of_a_range_of_channels(dtype: torch.dtype, device: str) -> None:
+    """Of a larger tensor in channels_last, with whole accesses and without, also in two passes."""
+    for begin, c, channels in ((0, 16, 40), (8, 24, 40), (8, 5, 16), (3, 8, 16), (0, 6, 13)):
+        whole = special((2, channels, 9, 14), dtype).to(device).contiguous(memory_format=torch.channels_last)
+        x = whole[:, begin : begin + c]
+        for kernel, stride, padding in ((2, 2, 0), (3, 2, 1), (4, 3, 2), (9, 1, 4)):
+            window = *([each, each] for each in (kernel, stride, padding)), [1, 1], False
+            expected = F.max_pool2d(x.double(), kernel, stride, padding)
+            with poisoned_memory():
+                y = pooling.max_pool2d(x, *window)
+            torch.testing.assert_close(
+                y.double(), expected, rtol=0, atol=0, equal_nan=True, msg=f"{begin} {c} {kernel}"
+            )
+            assert y.is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_left_to_pytorch(device: str) -> None:
     """Images without a batch, an empty batch, other dtypes."""

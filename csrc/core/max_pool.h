@@ -18,14 +18,17 @@ struct MaxPool {
   std::int64_t dilation_h = 1, dilation_w = 1;
   DType dtype = DType::f32;
   Layout layout = Layout::nchw;  // of both, dense
+  std::int64_t x_channels = 0;   // in NHWC: of a pixel of the larger tensor of which x is a range; 0: x is dense
 
+  // Elements from one pixel of x to the next, in NHWC.
+  constexpr std::int64_t x_pitch() const { return x_channels != 0 ? x_channels : c; }
   constexpr bool is_dilated() const { return dilation_h != 1 || dilation_w != 1; }
   // Whether they fit the kernels: elements of an image, coordinates, rows and blocks.
   constexpr bool counts_in_31_bits() const {
     constexpr std::int64_t limit = std::int64_t{1} << 30;
     const auto less = [](std::int64_t a, std::int64_t b) { return a < limit && b < limit && a * b < limit; };
     return less(r, dilation_h) && less(s, dilation_w) && less(p, stride_h) && less(q, stride_w) && less(h, w) &&
-           less(h * w, c) && less(p, q) && less(p * q, c) && less(n, layout == Layout::nchw ? c * p : p) &&
+           less(h * w, x_pitch()) && less(p, q) && less(p * q, c) && less(n, layout == Layout::nchw ? c * p : p) &&
            less(n, c * p * q / 32);
   }
 
@@ -38,6 +41,7 @@ struct MaxPool {
   constexpr MaxPool along_columns() const {
     MaxPool pool = *this;
     pool.w = q, pool.s = pool.stride_w = pool.dilation_w = 1, pool.pad_w = 0;
+    pool.x_channels = 0;
     return pool;
   }
   // Whether that is faster, R + S loads in the place of R S for a tensor that is written and read again

@@ -57,7 +57,8 @@ struct alignas(sizeof(Word) * count) Elements {
 
 // Sizes in accesses.
 struct Parameters {
-  int h, w, pitch;       // of x; pitch: a row of it
+  int h, w;
+  int pixel, pitch;      // of x: from one pixel to the next, from one row to the next
   std::int64_t image;    // of x
   int rows, length;      // of y: all of its rows; one of them
   FastDivide channels;   // of a pixel: NHWC, or 1
@@ -65,7 +66,8 @@ struct Parameters {
   int r, s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
 };
 
-// x [images][h][w][channels] -> y [images][p][q][channels]: NHWC, or NCHW as images of one channel. A thread makes one
+// x [images][h][w][channels] -> y [images][p][q][channels]: NHWC, or NCHW as images of one channel. x may be a range of
+// the channels of a larger tensor. A thread makes one
 // access to y, a block a tile of rows and columns. fixed_r, fixed_s: the window, without dilation; 0: that of
 // Parameters.
 template <typename V, int fixed_r, int fixed_s>
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(block_threads)
     for (int r = 0; r < fixed_r; ++r) {
       const V* const line = source + min(max(top + r, 0), a.h - 1) * a.pitch;
 #pragma unroll
-      for (int s = 0; s < fixed_s; ++s) values[r][s] = line[min(max(left + s, 0), a.w - 1) * a.channels];
+      for (int s = 0; s < fixed_s; ++s) values[r][s] = line[min(max(left + s, 0), a.w - 1) * a.pixel];
     }
 #pragma unroll
     for (int i = 0; i < fixed_r * fixed_s; ++i) result.take(values[i / fixed_s][i % fixed_s]);
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll 4
       for (int s = 0, j = left; s < a.s; ++s, j += a.dilation_w) {
         if (j < 0 || j >= a.w) continue;
-        const V value = line[j * a.channels];
+        const V value = line[j * a.pixel];
         result.take(value);
       }
     }
@@ -106,9 +108,11 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 template <typename V>
-void launch(const MaxPool& pool, const void* x, void* y, std::int64_t images, std::int64_t channels, Runtime& runtime) {
+void launch(const MaxPool& pool, const void* x, void* y, std::int64_t images, std::int64_t channels, std::int64_t pixel,
+            Runtime& runtime) {
   Parameters a{};
-  a.h = as_int(pool.h), a.w = as_int(pool.w), a.pitch = as_int(pool.w * channels), a.image = pool.h * a.pitch;
+  a.h = as_int(pool.h), a.w = as_int(pool.w);
+  a.pixel = as_int(pixel), a.pitch = as_int(pool.w * pixel), a.image = pool.h * a.pitch;
   a.rows = as_int(images * pool.p), a.length = as_int(pool.q * channels);
   a.channels = channels, a.p = pool.p;
   a.r = as_int(pool.r), a.s = as_int(pool.s);
@@ -138,11 +142,12 @@ void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime) {
     using Scalar = Elements<T, std::conditional_t<std::is_same_v<T, float>, float, std::uint16_t>, 1>;
     constexpr int vec = vector_bytes / sizeof(T);
     if (pool.layout == Layout::nhwc && pool.c % vec == 0) {
-      launch<Elements<T, Word, vector_bytes / sizeof(Word)>>(pool, x, y, pool.n, pool.c / vec, runtime);
+      launch<Elements<T, Word, vector_bytes / sizeof(Word)>>(pool, x, y, pool.n, pool.c / vec, pool.x_pitch() / vec,
+                                                             runtime);
     } else if (pool.layout == Layout::nhwc) {
-      launch<Scalar>(pool, x, y, pool.n, pool.c, runtime);
+      launch<Scalar>(pool, x, y, pool.n, pool.c, pool.x_pitch(), runtime);
     } else {
-      launch<Scalar>(pool, x, y, pool.n * pool.c, 1, runtime);
+      launch<Scalar>(pool, x, y, pool.n * pool.c, 1, 1, runtime);
     }
   });
 }

@@ -75,6 +75,11 @@ std::int64_t channels_around(const Tensor& tensor) {
   return pitch > tensor.size(1) && is_aligned ? pitch : 0;
 }
 
+std::int64_t channels_in_memory(const Tensor& tensor) {
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+  return is_channels_last(tensor) && is_aligned ? tensor.size(1) : channels_around(tensor);
+}
+
 Tensor aligned(const Tensor& tensor) {
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
   return is_aligned || !tensor.is_cuda() ? tensor : torch::stable::clone(tensor);

@@ -43,6 +43,10 @@ Tensor in_layout(const Tensor& tensor, Layout layout);
 // it is none, or where the GPU's kernels, which copy 16 bytes at a time, could not read it as one.
 std::int64_t channels_around(const Tensor& tensor);
 
+// The channels of a pixel in memory, of a tensor in NHWC that the GPU's kernels can read, or write, as it is: its own
+// or those of the larger one; else 0.
+std::int64_t channels_in_memory(const Tensor& tensor);
+
 // The GPU's kernels may load 16 bytes at a time; a view may begin at any element.
 Tensor aligned(const Tensor& tensor);
 

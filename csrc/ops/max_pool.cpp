@@ -11,7 +11,7 @@
 namespace fastconv::ops {
 namespace {
 
-// x is dense in the pool's layout.
+// x is as the pool says.
 Tensor run(const Tensor& x, const MaxPool& pool, const DeviceInfo& device) {
   if (pool.is_faster_apart()) return run(run(x, pool.along_rows(), device), pool.along_columns(), device);
   GuardedOutput output(x, {pool.n, pool.c, pool.p, pool.q}, pool.layout);
@@ -61,10 +61,11 @@ Tensor max_pool2d(const Tensor& x, IntList kernel, IntList stride, IntList paddi
     pool.stride_h = stride[0], pool.stride_w = stride[1], pool.pad_h = padding[0], pool.pad_w = padding[1];
     pool.dilation_h = dilation[0], pool.dilation_w = dilation[1];
     pool.dtype = dtype_of(x);
+    if (pool.layout == Layout::nhwc && x.numel() > 0) pool.x_channels = channels_in_memory(x);
   }
   if (dimensions == 4 && x.numel() > 0 && has_max_pool(pool, device)) {
     const auto guard = device_guard(x);
-    return run(aligned(in_layout(x, pool.layout)), pool, device);
+    return run(pool.x_channels != 0 ? x : aligned(in_layout(x, pool.layout)), pool, device);
   }
   return call_dispatcher("aten::max_pool2d", "", x, kernel, stride, padding, dilation, ceil_mode);
 }

@@ -31,12 +31,6 @@ Tensor by_pytorch(const Tensor& x, std::int64_t scale_h, std::int64_t scale_w) {
   return call_dispatcher("aten::upsample_nearest2d", "vec", x, std::optional<IntList>(), std::optional(scales));
 }
 
-// The channels of a pixel in memory, of a tensor in NHWC that kernels can read, or write, as it is; else 0.
-std::int64_t channels_in_memory(const Tensor& tensor) {
-  const bool is_aligned = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-  return is_channels_last(tensor) && is_aligned ? tensor.size(1) : channels_around(tensor);
-}
-
 // None: it is PyTorch's. x that kernels cannot read as it is will be copied.
 std::optional<Upsampling> upsampling_of(const Tensor& x, std::int64_t scale_h, std::int64_t scale_w,
                                         std::int64_t y_channels) {

@@ -15,7 +15,7 @@ from torch.nn.modules.utils import _pair
 
 from fastconv import ops
 from fastconv.layer import Layer
-from fastconv.nn import Conv2d, Upsample
+from fastconv.nn import Conv2d, MaxPool2d, Upsample
 from fastconv.norm import InputNorm
 from fastconv.ops.geometry import pair
 from fastconv.ops.upsampling import scales_of
@@ -254,7 +254,7 @@ def _module_of(node: fx.Node, module: nn.Module) -> Spelled | None:
             lambda x: (x, gamma, beta, mean, variance, module.momentum, module.eps),
             obstacle=_norm_obstacle(module) or hooks,
         )
-    if type(module) is nn.MaxPool2d:
+    if type(module) in (nn.MaxPool2d, MaxPool2d):
         return _max_pool(node, module, hooks)
     if type(module) in _UPSAMPLINGS:
         return _upsampling({name: getattr(module, name, None) for name in _UPSAMPLING_ARGUMENTS}, hooks)

@@ -184,8 +184,8 @@ def _takes_range(user: fx.Node, value: fx.Node, channels: int) -> bool:
 
 def takes_strides(user: fx.Node) -> bool:
     """Whether what is no convolution reads a range as fast as a tensor: in a graph of operators Inductor's code does,
-    in one of modules what PyTorch's eager calls compute element by element, and our upsampling on a GPU. A norm copies
-    it first, or is slow; a pool of ours copies it."""
+    in one of modules what PyTorch's eager calls compute element by element, and upsamplings and max-pools of ours on a
+    GPU. A norm copies it first, or is slow."""
     if "spelled" not in user.meta:
         return True
     if spelled(user).obstacle is not None:
@@ -193,8 +193,8 @@ def takes_strides(user: fx.Node) -> bool:
     target = read(user)[0]
     if target is aten._native_batch_norm_legit_no_training.default:
         return is_read_through(user)
-    if target is aten.upsample_nearest2d.vec:
-        return is_upsampling(user) and value_of(user).is_cuda
+    if target in (aten.upsample_nearest2d.vec, aten.max_pool2d_with_indices.default):
+        return _is_layer_of_ours(user) and value_of(user).is_cuda
     by_element = aten.add.Tensor, *(activation for activation, *_ in ACTIVATIONS.values())
     return target is aten.cat.default or target in by_element
 
@@ -223,9 +223,12 @@ def _is_made_for_kernels(buffer: _Buffer) -> bool:
 
 def is_upsampling(node: Any) -> bool:
     """Whether it is a call of fastconv's layer for that, in a graph of modules."""
-    is_layer = isinstance(node, fx.Node) and node.op == "call_module"
-    is_wanted = is_layer and read(node)[0] is aten.upsample_nearest2d.vec
-    return is_wanted and ops.dtype_name(value_of(node).dtype) != "other"
+    return isinstance(node, fx.Node) and read(node)[0] is aten.upsample_nearest2d.vec and _is_layer_of_ours(node)
+
+
+def _is_layer_of_ours(node: fx.Node) -> bool:
+    """Of an upsampling or a max-pool in a graph of modules, where `fuse` has left none of PyTorch's layers."""
+    return node.op == "call_module" and ops.dtype_name(value_of(node).dtype) != "other"
 
 
 class _Places:
