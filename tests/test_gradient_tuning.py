@@ -100,7 +100,7 @@ def test_what_does_not_fit_or_is_unknown_is_not_taken(pass_):
 def test_limits_hold(pass_):
     info = _C.h200_device()
     name = _C.measured_device(info)
-    sizes = {"n": 8, "c": 64, "h": 32, "w": 32, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "layout": "nhwc"}
+    sizes = {"n": 8, "c": 32, "h": 32, "w": 32, "k": 64, "r": 3, "s": 3, "padding": (1, 1), "layout": "nhwc"}
     problem = _C.ConvProblem(**sizes)
     refused = 0
     for row in selection.candidates(pass_, problem, info):

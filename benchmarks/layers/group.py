@@ -21,7 +21,8 @@ from fastconv.models.layers import Layer
 
 # A relative L2 error beyond this is not that class: a peer above it is refused, with a note, rather than timed.
 CLASS_ERROR = {"ieee": 5e-5, "fp32": 5e-5, "tf32": 1e-2, "fp16": 2e-2, "bf16": 1e-1}
-HOPELESS_PEER = 1.3  # times the best peer, by single calls: 3 rounds only
+# So many times the best peer, by estimates: 3 rounds only, but for the first few.
+HOPELESS_PEER, CLOSE_PEERS = 1.3, 5
 
 # PyTorch's search runs every plan it is offered, however slow (weight gradients in FP32, NHWC: 27 s). One that took so
 # many seconds is not asked for again in later layers of its pass and type: cudnn_graph has all of its plans.
@@ -438,8 +439,7 @@ def finish(group: Group, choices: Choices, rounds: int, seed: int) -> list[resul
     chosen |= {f"{'/'.join(key)}/{choice}" for key, choice in group.strict.items()}
     chosen |= {name + _PACKING for name in chosen}
     group.announce("")  # each has run alone: from here on nobody in particular is to blame
-    if group.survey or not group.alone:
-        _estimate(group)
+    _estimate(group)
     if group.survey:
         slow, rounds = _drop_hopeless(group, chosen, rounds)
     else:
@@ -471,8 +471,10 @@ def _slow(group: Group, chosen: set[str]) -> list[str]:
     """Those far behind, for whom 3 rounds are enough."""
     peer_names, peers_best = _peer_names(group), group.best_us(peers.is_peer)
     limits = {True: HOPELESS_PEER * peers_best, False: timing.SLOW * group.best_us()}
-    entrants = group.entrants.items()
-    return [name for name, its in entrants if its.estimate_us > limits[name in peer_names] and name not in chosen]
+    entrants = sorted(group.entrants.items(), key=lambda item: item[1].estimate_us)
+    close = [name for name, its in entrants if name in peer_names and its.is_rival][:CLOSE_PEERS]
+    kept = {*chosen, *close}
+    return [name for name, its in entrants if its.estimate_us > limits[name in peer_names] and name not in kept]
 
 
 def _drop_hopeless(group: Group, chosen: set[str], rounds: int) -> tuple[list[str], int]:

@@ -188,8 +188,8 @@ def share(set_name: str, rows: Sequence[Row]) -> str:
 
 def sets_table(documents: dict[str, Document]) -> str:
     """A row per set and pass but the forward 3x3: geometric mean over the set at its largest batch against the best
-    peer of the class, in brackets the range over its layers, and how many these are if not all. documents: suite -> its
-    file."""
+    peer of the class, in brackets the range over its layers, how many these are if not all, and how many have an error
+    of ours beyond the class. documents: suite -> its file."""
     classes = [accuracy for accuracy in CLASSES if accuracy != "ieee"]
     lines, shown = [], {}
     for pass_name, direction in PASSES.items():
@@ -203,7 +203,8 @@ def sets_table(documents: dict[str, Document]) -> str:
             for accuracy in classes:
                 rows = rows_of(document, accuracy, n)
                 ratios = [value for row in rows if (value := ratio(row))]
-                span = f" ({min(ratios):.2f} to {max(ratios):.2f}{share(set_name, rows)})" if ratios else ""
+                wrong = f", {sum(map(is_wrong, rows))} wrong" if any(map(is_wrong, rows)) else ""
+                span = f" ({min(ratios):.2f} to {max(ratios):.2f}{share(set_name, rows)}{wrong})" if ratios else ""
                 text = f"{common.mean(ratios):.2f}{span}" if ratios else "-"
                 cells.append(f"**{text}**" if ratios and (common.mean(ratios) or 0) < 1 else text)
             lines.append([direction + title, str(n), *cells])

@@ -1,6 +1,8 @@
 // The weight gradient.
 #include "plan/gradients.h"
 
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,9 +34,28 @@ const std::vector<const WeightGradient*>& weight_gradient_algorithms() {
   return list;
 }
 
+namespace {
+
+// PyTorch's error over that of a direct sum. In FP32 arithmetic cuDNN's search takes Winograd's gradient where it is
+// the fastest, from C K of some 4096 on, with tiles so large that 5x5 filters lose half of their digits: so many
+// roundoffs for the root of N P Q, where a direct sum in blocks errs 8 (docs/log/132-the-rest-of-fef9e29.md).
+double error_of_torch(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool is_fp32 = problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32;
+  const bool is_plain = problem.stride_h == 1 && problem.stride_w == 1 && problem.dilation_h == 1 &&
+                        problem.dilation_w == 1 && problem.groups == 1 && problem.r == problem.s;
+  const double searched = problem.r == 3 ? 0.67 : problem.r == 5 ? 160.0 : 0.0;
+  if (device.type != DeviceType::cuda || !is_fp32 || !is_plain || problem.c * problem.k < 4096) return 1.0;
+  return std::hypot(searched * std::sqrt(static_cast<double>(problem.n * problem.p() * problem.q())) / 8.0, 1.0);
+}
+
+}  // namespace
+
 WeightGradientChoice evaluate(const WeightGradient& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
   const WeightGradient& torch = algos::torch::weight_gradient;
-  if (&algorithm == &torch) return {&torch, Support::yes(), torch.plan(problem, device), 1.0, true};
+  if (&algorithm == &torch) {
+    const double error = error_of_torch(problem, device);
+    return {&torch, Support::yes(), torch.plan(problem, device), error, error <= error_limit(problem, device)};
+  }
   WeightGradientChoice choice{&algorithm, supports_common(find_algorithm(algorithm.name), problem, device), {}};
   if (choice.support.ok) choice.support = algorithm.supports(problem, device);
   if (choice.support.ok) {
@@ -75,7 +96,8 @@ std::optional<WeightGradientChoice> measured_weight_gradient(const ConvProblem& 
 WeightGradientChoice choose_by_cost(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
   std::vector<WeightGradientChoice> found = weight_gradients(problem, device);
   const double torch_us = found.back().plan.cost_us;
-  double min_us = torch_us;
+  // Where PyTorch's is beyond the class, it computes what no other algorithm does.
+  double min_us = found.back().auto_eligible ? torch_us : std::numeric_limits<double>::infinity();
   found.pop_back();
   WeightGradientChoice choice;
   for (WeightGradientChoice& candidate : found) {
