@@ -379,6 +379,74 @@ def test_everybody_on_resnets_layer_is_drawn(tmp_path):
     assert region(tmp_path, "megakernel/resnet2/fp32") == "(not measured)"
 
 
+def counted(layer, n, algorithm, variant="", **values):
+    row = cuconv_row(layer, n, "ieee", {"direct": 1.0}, {"cudnn_gemm": 1.0}) | {"algorithm": algorithm}
+    row |= {"variant": variant, "us": 100.0, "dram_read_bytes": 3e6, "dram_write_bytes": 1e6, "l2_bytes": 8e6}
+    row |= {"l2_hit_percent": 50.0, "l1_hit_percent": 5.0, "instructions": 1e6, "warps_percent": 20.0, "kernels": 1}
+    return row | values
+
+
+def test_what_the_megakernels_rows_say_of_the_claims_is_drawn(tmp_path):
+    narrow, wide = Layer("res1", 64, 56, 56, 64), Layer("res4", 512, 7, 7, 512)
+    rows = [megakernel_row(narrow, 64, "ieee", 100.0, 120.0), megakernel_row(wide, 64, "ieee", 100.0, 110.0)]
+    rows[0]["peers"] = {"cudnn_winograd_nonfused": 90.0}
+    for layer, best in ((narrow, 4), (wide, 1)):
+        its = {"part": "mapping", "d_ig": 0, "d_go": 0, "algorithms": {"winograd_f4": 60.0}}
+        rows += [megakernel_row(layer, 64, "fp32", 50.0 + 10 * (m != best), None) | its | {"variant": f"m={m}", "m": m}
+                 for m in (1, 4)]  # fmt: skip
+    write(tmp_path, "paper_megakernel", rows)
+    said = region(tmp_path, "megakernel/said/cudnn")
+    assert said == "faster than cuDNN's non-fused Winograd on 1 of 2 layers in `ieee` (the source: 12 of 13)"
+    said = region(tmp_path, "megakernel/said/sizes")
+    assert said.startswith("in `ieee` 1.20 at C + K of 128, 1.10 at C + K of 1 024; 1.10 at 256 tiles, 1.20 at 12 544")
+    assert region(tmp_path, "megakernel/fastest").endswith("| `fp32` | M | 4, 1.20x | 1, 1.00x |")
+    assert region(tmp_path, "megakernel/said/contest") == "in `fp32` 1.20 times on 64, 1.20 times on 512 channels"
+    small = counted(narrow, 64, "winograd_megakernel", "D_IG, D_GO 0, M 1", us=300.0, dram_read_bytes=1e6)
+    rows = [counted(narrow, 64, "winograd_megakernel", "as planned"), small]
+    rows += [counted(narrow, 64, "winograd_megakernel", "in series"), counted(narrow, 64, "winograd_f4", l2_bytes=6e6)]
+    write(tmp_path, "paper_megakernel_counters", rows)
+    said = region(tmp_path, "megakernel/said/moved")
+    assert said == "in `ieee` 0.50 of the bytes in 3.0 times the time on res1"
+    said = region(tmp_path, "megakernel/said/staged")
+    assert said == "in `ieee` 1.00 of the bytes of memory and 0.75 of those of the L2 cache"
+
+
+def test_what_the_counters_say_of_two_stages_is_drawn(results_folder):
+    three, _ = TINY
+    rows = [counted(three, 1, "two_stage", instructions=3e6), counted(three, 1, "torch")]
+    write(results_folder, "paper_cuconv_counters", rows)
+    said = region(results_folder, "cuconv/said/counters")
+    assert said.startswith(
+        "On 3x3 filters `two_stage` issues 3.0 times the instructions of PyTorch's kernel and moves 1.0"
+    )
+    assert region(results_folder, "cuconv/said/surveyed") == f"10.0 against 20.0 us on {three.layer}"
+
+
+def test_what_single_images_rows_say_is_drawn(tmp_path):
+    layer = next(layer for layer in single_image.LAYERS if layer.r == 1)
+    times = {"direct_tiled": 8.0, "im2col_gemm": 12.0, "direct": 8.0}
+    row = cuconv_row(layer, 1, "ieee", times, {"cudnn_graph_nchw": 16.0})
+    write(tmp_path, "paper_single_image", [row | {"us": 8.0}])
+    ours = [{"kernel": "convolve<1>(A)", "us": 4.0}]
+    theirs = [{"kernel": "gemm", "us": 5.0}, {"kernel": "im2col_gemm::finish_chunk<float>(A)", "us": 1.0}]
+    row |= {"largest": 1e-6, "beyond": 0.0}
+    rows = [row | {"algorithm": "direct_tiled", "kernels": ours}, row | {"algorithm": "im2col_gemm", "kernels": theirs}]
+    write(tmp_path, "paper_single_image_kernels", rows)
+    said = region(tmp_path, "single_image/said/pointwise")
+    assert said.startswith("our 1x1 layers are 1.50 times as fast as `im2col_gemm`")
+    assert said.endswith(f"kernels alone: 4.0 and 5.0 us on {layer.layer.removeprefix('1x1 ')}")
+    assert "is 1.0e-06; in 2 of 2 cases" in region(tmp_path, "single_image/said/exact")
+    network = {"network": "resnet18", "batch": 1, "mode": "eager", "us": 900.0, "swapped": 20, "total": 20}
+    network |= {"logits_error": 1e-6, "top1_agreement": 1.0, "best_peer": "torch_eager", "best_peer_us": 450.0}
+    rows = [network | {"class": name, "peers": {"torch_eager": us}} for name, us in (("ieee", 450.0), ("fp32", 1800.0))]
+    write(tmp_path, "paper_single_image_networks", rows)
+    assert region(tmp_path, "single_image/said/spread") == "0.5 and 1.8 ms of resnet18"
+    said = region(tmp_path, "single_image/said/whole")
+    assert said.startswith(
+        "in `ieee` 0.50 times as fast (swapped alone 0.50), in `fp32` 0.50 times as fast (swapped alone 2.00)"
+    )
+
+
 def test_the_index_has_a_row_per_source_and_says_what_is_not_measured(results_folder, tmp_path):
     lines = region(tmp_path / "nothing", "index").splitlines()[2:]
     assert len(lines) == len(papers.NAMES)
