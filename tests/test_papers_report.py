@@ -62,10 +62,13 @@ def test_the_survey_is_summed_up(results_folder):
     assert sizes[-2:] == ["| 1x1 | 100 %, 4.00x, 4.00x | 0 % |", "| 3x3 | 100 %, 2.00x, 2.00x | 0 % |"]
     said = region(results_folder, "cuconv/said")
     assert "on 50.0 % of 4 configurations (the source: 8.31 % of 602), there 3.00 times" in said
-    assert "on 1x1 filters up to batch 16, its home, on 50.0 %; against all rivals in both layouts on 25.0 %" in said
+    assert (
+        "on 1x1 filters up to batch 16, its home in the source, on 50.0 %, most often on 3x3 filters at batch 1" in said
+    )
+    assert "1 of 1; against all rivals in both layouts on 25.0 %" in said
     variants = {line.split(" | ")[0]: line for line in region(results_folder, "cuconv/variants/ieee").splitlines()}
     assert variants["| `cudnn_fft_nhwc`"] == "| `cudnn_fft_nhwc` | 4 | 2 | 1.30 | 0 |"
-    assert variants["| `two_stage`"].endswith(" | 4 | 0 | 2.19 | 2 |")
+    assert variants["| `two_stage`"].endswith(" | 4 | 1 | 2.19 | 2 |")  # 1.25, 3.1, 1 and one not timed
     assert region(results_folder, "cuconv/machine").startswith("NVIDIA H200, driver 580")
 
 
@@ -114,7 +117,8 @@ def test_single_image_is_drawn(tmp_path):
     row |= {"best_peer_us": 24.0, "workspace_bytes": 1 << 20, "packed_bytes": 1 << 19, "pass": "bias_relu"}
     row |= {"us_with_packing": 18.0}
     write(tmp_path, "paper_single_image", [row, row | {"layout": "nhwc", "us": 20.0}])
-    line = region(tmp_path, "single_image/layers").splitlines()[-1]
+    image, _, *_, line = region(tmp_path, "single_image/layers").splitlines()
+    assert "h200_paper_single_image_layers_ieee.svg" in image
     assert line == (
         "| 3x3 128->128 | `ieee` | 95, 59 | 1.61x | 16.0 | `direct` | NCHW | 24.0 | 1.50x | 40.0 | 2.50x | 1.0e-07 "
         "| 1.00 | 0.50 | 18.0 |"
@@ -124,7 +128,7 @@ def test_single_image_is_drawn(tmp_path):
     kernel |= {"shared_bytes": 4096, "us": 3.0, "occupancy": 0.5}
     row |= {"us": None, "kernels": [kernel], "largest": 2e-5, "beyond": 0.002}
     write(tmp_path, "paper_single_image_kernels", [row])
-    assert "| `convolve<float>` | 8 | 128 | 64 | 4096 | 50% | 3.0 |" in region(tmp_path, "single_image/kernels")
+    assert "| `convolve` | 8 | 128 | 64 | 4096 | 50% | 3.0 |" in region(tmp_path, "single_image/kernels")
     assert region(tmp_path, "single_image/statistic").endswith("| `direct` | `ieee` | 2.0e-05 | 0.200 % | 0 of 1 |")
     network = {"network": "resnet18", "batch": 1, "class": "ieee", "mode": "eager", "us": 900.0, "swapped": 20}
     network |= {"total": 20, "logits_error": 1e-6, "top1_agreement": 1.0, "algorithm": "auto"}
@@ -143,9 +147,9 @@ def test_lenet5_is_drawn(tmp_path):
     rows.append(cuconv_row(first, 1000, "ieee", {"direct": 300.0}, {"torch_default_nchw": 15.0}))
     write(tmp_path, "paper_lenet5", rows)
     lines = region(tmp_path, "lenet5/layers/ieee").splitlines()
-    assert lines.pop() == "| 1000 | lenet1 | 300 | - | 15.0 | `torch_default_nchw` | **0.05x** |"
+    assert lines.pop() == "| 1000 | lenet1 | 300 | - | 15.0 | `torch_default_nchw` | **0.05x** | -, - |"
     assert lines[0].startswith("| batch | layer | `direct` us | `fused_unroll` us | best peer us |")
-    assert lines[-1] == "| 100 | both | 60.0 | 20.0 | 30.0 |  | 1.50x |"
+    assert lines[-1] == "| 100 | both | 60.0 | 20.0 | 30.0 |  | 1.50x |  |"
     assert "the fastest rung first, `fused_unroll` 20.0 us, `direct` 60.0 us." in region(tmp_path, "lenet5/said")
     row = {"network": "lenet5_digits", "batch": 450, "class": "fp16", "mode": "direct", "us": 5.0, "swapped": 2}
     row |= {"peers": {"torch_eager": 6.0}, "best_peer": "torch_eager", "best_peer_us": 6.0, "total": 2}
@@ -155,7 +159,7 @@ def test_lenet5_is_drawn(tmp_path):
     half = row | {"mode": "ladder_half_fused", "accuracy": 0.9, "torch_accuracy": 0.95, "float64_accuracy": 0.92}
     write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}, half])
     said = region(tmp_path, "lenet5/said")
-    assert said.endswith("FP16 arithmetic costs 5.0 % to 5.0 % of the images (the source gains 0.02 %).")
+    assert said.endswith("FP16 arithmetic costs 5.0 % of the images (the source gains 0.02 %).")
     write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}])
     said = region(tmp_path, "lenet5/said")
     assert said.startswith("At batch 100 ")
@@ -174,19 +178,71 @@ def test_the_steps_of_the_ladder_are_drawn(tmp_path):
         for accuracy, its in (("ieee", times), ("fp16", half))
     ]
     write(tmp_path, "paper_lenet5", [*rows, cuconv_row(first, 1000, "ieee", times, {"cudnn_gemm": 1.0}, errors=errors)])
-    lines = region(tmp_path, "lenet5/ladder/ieee").splitlines()
+    image, _, *lines = region(tmp_path, "lenet5/ladder/ieee").splitlines()
+    assert "h200_paper_lenet5_ladder_ieee.svg" in image
     assert len(lines) == 5
-    assert lines[2] == "| `direct` | no | no | global | 16x16 pixels | 40.0 + 40.0 | 1.00x | 1.0e-07 |"
-    assert lines[4] == "| `fused_restrict_size` | yes | yes | global | 16x16 | 20.0 + 20.0 | 2.00x | 1.0e-07 |"
-    assert "| `half_fused_restrict_size` |" in region(tmp_path, "lenet5/ladder/fp16").splitlines()[2]
+    assert lines[2] == "| `direct` | no | no | global | 16x16 pixels | 40.0 + 40.0 = 80.0 | 1.00x | 1.0e-07 |"
+    assert lines[4] == "| `fused_restrict_size` | yes | yes | global | 16x16 | 20.0 + 20.0 = 40.0 | 2.00x | 1.0e-07 |"
+    assert "| `half_fused_restrict_size` |" in region(tmp_path, "lenet5/ladder/fp16").splitlines()[4]
     steps = region(tmp_path, "lenet5/steps").splitlines()
     assert "| `direct`: `__restrict__` | **0.80x** |" in steps
     assert "| `fused`: both, then FP16 arithmetic | 4.00x |" in steps
-    assert steps[-1] == "| the fastest rung over `direct` | 8.00x `half_fused_restrict_size` |"
-    said = "of the source's 2 steps the one worth most there is `fused`: both, then FP16 arithmetic, 4.00 times; 1 cost"
+    assert "| FP32: the fastest rung over `direct` | 2.00x `fused_restrict_size` |" in steps
+    assert steps[-2] == "| FP16: the fastest rung over `direct` | 8.00x `half_fused_restrict_size` |"
+    said = "of the ladder's 2 steps, tiles aside, the one worth most there is `fused`: both, then FP16 arithmetic, 4.00"
+    assert f"{said} times; 1 cost" in region(tmp_path, "lenet5/said")
+    (line,) = (line for line in region(tmp_path, "index").splitlines() if "[LeNet-5]" in line)
+    assert "| 2.00x over `direct`, 2.00x by a rung per layer; FP16 8.00x, 8.00x |" in line
+
+
+def test_the_fastest_rung_of_either_layer_is_combined(tmp_path):
+    first, second = (Layer(f"lenet{i}", 1, 6, 6, 4) for i in (1, 2))
+    wide = {"ladder_direct": 40.0, "ladder_fused_restrict_size": 20.0, "ladder_fused_4x64": 10.0}
+    narrow = {"ladder_direct": 40.0, "ladder_fused_restrict_size": 10.0, "ladder_fused_4x64": 30.0}
+    rows = [
+        cuconv_row(layer, 100, "ieee", {"direct": 30.0, **its}, {"cudnn_gemm": 8.0})
+        for layer, its in ((first, wide), (second, narrow))
+    ]
+    write(tmp_path, "paper_lenet5", rows)
+    last = region(tmp_path, "lenet5/steps").splitlines()[-1]
+    assert last.endswith("| 4.00x `fused_4x64`, `fused_restrict_size` |")
+    said = "the ladder's fastest rung for either layer takes 0.0 ms in FP32 against 0.0 ms of the best rival"
     assert said in region(tmp_path, "lenet5/said")
-    (line,) = (line for line in region(tmp_path, "index").splitlines() if "[LeNet-5 ladder]" in line)
-    assert "| 8.0x over its first rung |" in line
+    assert "h200_paper_lenet5_tiles.svg" in region(tmp_path, "lenet5/sweep")
+    for name, draw in documents.figures(tmp_path).items():
+        draw(tmp_path / "out.svg")
+        said = "4x64 for lenet1 in FP32" if "tiles" in name else "fused_restrict_size is its fastest rung"
+        assert said in (tmp_path / "out.svg").read_text().replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        (
+            "void fastconv::algos::direct::(anonymous namespace)::convolve<float>(fastconv::Problem, float*)",
+            "direct::convolve",
+        ),
+        ("void fastconv::studies::ladder::(anonymous namespace)::convolve<Flags<false, 0> >(Sizes)", "convolve"),
+        ("void a::convolve<(a::Access)3, true>(a::Params<float>)", "a::convolve"),
+        ("void a::convolve<a::Variant{1, true, (Mode)2}>(int)", "a::convolve"),
+        ("void cutlass::Kernel2<cutlass_80_sgemm>(cutlass_80_sgemm::Params)", "cutlass_80_sgemm"),
+        ("sm80_xmma_gemm_stage3_warpsize1x2x1_ffma", "sm80_xmma_gemm_stage3"),
+    ],
+)
+def test_kernels_have_short_names(kernel, expected):
+    assert shared.short_name(kernel) == expected
+
+
+def test_columns_without_a_number_are_dropped():
+    table = "| a | b | c |\n|---|---:|---:|\n| - | - | 1 |\n| x |  | - |"
+    assert shared.without_empty(table) == "| a | c |\n|---|---:|\n| - | 1 |\n| x | - |"
+
+
+def test_what_reads_as_one_is_no_loss(tmp_path):
+    assert [shared.is_loss(gain) for gain in (0.99, 0.996, 1.0)] == [True, False, False]
+    rows = [megakernel_row(Layer("res1", 64, 56, 56, 64), 64, "ieee", 100.0, 99.8)]
+    write(tmp_path, "paper_megakernel", rows)
+    assert "| 99.8 | 1.00x |" in region(tmp_path, "megakernel/layers/ieee")
 
 
 def test_what_the_textbooks_rungs_launch_is_drawn(tmp_path):
@@ -255,7 +311,7 @@ def test_what_the_mapping_hides_is_drawn(tmp_path):
     assert batches[3].startswith("| 8 | 1 | - |")
     assert "h200_paper_megakernel_gains_ieee.svg" in region(tmp_path, "megakernel/gains/ieee")
     documents.figures(tmp_path)["h200_paper_megakernel_gains_ieee.svg"](tmp_path / "gains.svg")
-    assert "0.90 at batch 1, 1.25 at batch 64" in (tmp_path / "gains.svg").read_text()
+    assert "0.90 at batch 1 and 1.25 at batch 64" in (tmp_path / "gains.svg").read_text()
     (line,) = (line for line in region(tmp_path, "megakernel/stages").splitlines() if line.startswith("| vgg4_2 |"))
     assert line == "| vgg4_2 | 512->512 @28x28 | 59.2 | **0.40** | **0.75** | 118.34 | **0.43** |"
 
@@ -315,7 +371,7 @@ def test_everybody_on_resnets_layer_is_drawn(tmp_path):
     row |= {"peer_errors": {"triton_ieee": 3e-7}, "notes": {"cutlass_3xtf32": "no rival of class ieee: tensor cores"}}
     faster = row | {"layout": "nhwc", "algorithms": {"direct": 950.0, "winograd_megakernel": 200.0}}
     write(tmp_path, "paper_megakernel_resnet2", [row, faster])
-    assert region(tmp_path, "megakernel/resnet2/ieee").splitlines()[2:] == [
+    assert region(tmp_path, "megakernel/resnet2/ieee").splitlines()[4:] == [
         "| ours: `winograd_megakernel` | 200 | 1.00x | 2.0e-07 |",
         "| `triton_ieee` | 400 | 2.00x | 3.0e-07 |",
         "| ours: `direct` | 900 | 4.50x | 1.0e-07 |",
@@ -323,16 +379,82 @@ def test_everybody_on_resnets_layer_is_drawn(tmp_path):
     assert region(tmp_path, "megakernel/resnet2/fp32") == "(not measured)"
 
 
+def counted(layer, n, algorithm, variant="", **values):
+    row = cuconv_row(layer, n, "ieee", {"direct": 1.0}, {"cudnn_gemm": 1.0}) | {"algorithm": algorithm}
+    row |= {"variant": variant, "us": 100.0, "dram_read_bytes": 3e6, "dram_write_bytes": 1e6, "l2_bytes": 8e6}
+    row |= {"l2_hit_percent": 50.0, "l1_hit_percent": 5.0, "instructions": 1e6, "warps_percent": 20.0, "kernels": 1}
+    return row | values
+
+
+def test_what_the_megakernels_rows_say_of_the_claims_is_drawn(tmp_path):
+    narrow, wide = Layer("res1", 64, 56, 56, 64), Layer("res4", 512, 7, 7, 512)
+    rows = [megakernel_row(narrow, 64, "ieee", 100.0, 120.0), megakernel_row(wide, 64, "ieee", 100.0, 110.0)]
+    rows[0]["peers"] = {"cudnn_winograd_nonfused": 90.0}
+    for layer, best in ((narrow, 4), (wide, 1)):
+        its = {"part": "mapping", "d_ig": 0, "d_go": 0, "algorithms": {"winograd_f4": 60.0}}
+        rows += [megakernel_row(layer, 64, "fp32", 50.0 + 10 * (m != best), None) | its | {"variant": f"m={m}", "m": m}
+                 for m in (1, 4)]  # fmt: skip
+    write(tmp_path, "paper_megakernel", rows)
+    said = region(tmp_path, "megakernel/said/cudnn")
+    assert said == "faster than cuDNN's non-fused Winograd on 1 of 2 layers in `ieee` (the source: 12 of 13)"
+    said = region(tmp_path, "megakernel/said/sizes")
+    assert said.startswith("in `ieee` 1.20 at C + K of 128, 1.10 at C + K of 1 024; 1.10 at 256 tiles, 1.20 at 12 544")
+    assert region(tmp_path, "megakernel/fastest").endswith("| `fp32` | M | 4, 1.20x | 1, 1.00x |")
+    assert region(tmp_path, "megakernel/said/contest") == "in `fp32` 1.20 times on 64, 1.20 times on 512 channels"
+    small = counted(narrow, 64, "winograd_megakernel", "D_IG, D_GO 0, M 1", us=300.0, dram_read_bytes=1e6)
+    rows = [counted(narrow, 64, "winograd_megakernel", "as planned"), small]
+    rows += [counted(narrow, 64, "winograd_megakernel", "in series"), counted(narrow, 64, "winograd_f4", l2_bytes=6e6)]
+    write(tmp_path, "paper_megakernel_counters", rows)
+    said = region(tmp_path, "megakernel/said/moved")
+    assert said == "in `ieee` 0.50 of the bytes in 3.0 times the time on res1"
+    said = region(tmp_path, "megakernel/said/staged")
+    assert said == "in `ieee` 1.00 of the bytes of memory and 0.75 of those of the L2 cache"
+
+
+def test_what_the_counters_say_of_two_stages_is_drawn(results_folder):
+    three, _ = TINY
+    rows = [counted(three, 1, "two_stage", instructions=3e6), counted(three, 1, "torch")]
+    write(results_folder, "paper_cuconv_counters", rows)
+    said = region(results_folder, "cuconv/said/counters")
+    assert said.startswith(
+        "On 3x3 filters `two_stage` issues 3.0 times the instructions of PyTorch's kernel and moves 1.0"
+    )
+    assert region(results_folder, "cuconv/said/surveyed") == f"10.0 against 20.0 us on {three.layer}"
+
+
+def test_what_single_images_rows_say_is_drawn(tmp_path):
+    layer = next(layer for layer in single_image.LAYERS if layer.r == 1)
+    times = {"direct_tiled": 8.0, "im2col_gemm": 12.0, "direct": 8.0}
+    row = cuconv_row(layer, 1, "ieee", times, {"cudnn_graph_nchw": 16.0})
+    write(tmp_path, "paper_single_image", [row | {"us": 8.0}])
+    ours = [{"kernel": "convolve<1>(A)", "us": 4.0}]
+    theirs = [{"kernel": "gemm", "us": 5.0}, {"kernel": "im2col_gemm::finish_chunk<float>(A)", "us": 1.0}]
+    row |= {"largest": 1e-6, "beyond": 0.0}
+    rows = [row | {"algorithm": "direct_tiled", "kernels": ours}, row | {"algorithm": "im2col_gemm", "kernels": theirs}]
+    write(tmp_path, "paper_single_image_kernels", rows)
+    said = region(tmp_path, "single_image/said/pointwise")
+    assert said.startswith("our 1x1 layers are 1.50 times as fast as `im2col_gemm`")
+    assert said.endswith(f"kernels alone: 4.0 and 5.0 us on {layer.layer.removeprefix('1x1 ')}")
+    assert "is 1.0e-06; in 2 of 2 cases" in region(tmp_path, "single_image/said/exact")
+    network = {"network": "resnet18", "batch": 1, "mode": "eager", "us": 900.0, "swapped": 20, "total": 20}
+    network |= {"logits_error": 1e-6, "top1_agreement": 1.0, "best_peer": "torch_eager", "best_peer_us": 450.0}
+    rows = [network | {"class": name, "peers": {"torch_eager": us}} for name, us in (("ieee", 450.0), ("fp32", 1800.0))]
+    write(tmp_path, "paper_single_image_networks", rows)
+    assert region(tmp_path, "single_image/said/spread") == "0.5 and 1.8 ms of resnet18"
+    said = region(tmp_path, "single_image/said/whole")
+    assert said.startswith(
+        "in `ieee` 0.50 times as fast (swapped alone 0.50), in `fp32` 0.50 times as fast (swapped alone 2.00)"
+    )
+
+
 def test_the_index_has_a_row_per_source_and_says_what_is_not_measured(results_folder, tmp_path):
     lines = region(tmp_path / "nothing", "index").splitlines()[2:]
     assert len(lines) == len(papers.NAMES)
     assert all(line.endswith("(not measured) | (not measured) |") for line in lines)
-    short = (
-        "[cuConv](docs/papers/cuconv.md) | fastest in 50.0 % of 4, by 3.00x there | A niche of small batches: 25.0 %"
-    )
-    assert short in region(results_folder, "readme")
+    cells = "fastest in 50.0 % of 4, there by 3.00x | Often best: 25.0 % against all rivals"
+    assert f"[cuConv](docs/papers/cuconv.md) | {cells} |" in region(results_folder, "readme")
     (line,) = (line for line in region(results_folder, "index").splitlines() if "[cuConv]" in line)
-    assert "fastest in 50.0 % of 4, by 3.00x there | A niche of small batches: 25.0 %" in line
+    assert cells in line
 
 
 def test_every_idea_has_its_worth_or_none(results_folder, tmp_path):
@@ -358,7 +480,8 @@ def test_every_region_is_empty_without_rows_and_unknown_ones_are_refused(tmp_pat
         )
         if needed is not None and (source, table) != ("single_image", "layers"):
             assert region(tmp_path, f"{source}/{table}{arguments}") == "(not measured)"
-    assert region(tmp_path, f"{source}/said") == "(not measured)"
+    for name in ("", *(f"/{name}" for name in SOURCES[source].SENTENCES)):
+        assert region(tmp_path, f"{source}/said{name}") == "(not measured)"
     assert region(tmp_path, f"{source}/machine") == "(not measured)"
     with pytest.raises(ValueError, match="expected one of the names"):
         region(tmp_path, f"{source}/nothing")
@@ -370,3 +493,5 @@ def test_every_source_has_a_page_that_shows_all_of_its_tables():
         page = (root / "docs/papers" / f"{source.replace('_', '-')}.md").read_text()
         for table in SOURCES[source].TABLES:
             assert f"/paper/{source}/{table}" in page
+        for name in SOURCES[source].SENTENCES:
+            assert f"/paper/{source}/said/{name} -->" in page

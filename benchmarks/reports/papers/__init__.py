@@ -5,24 +5,29 @@ worth                               the same, idea by idea
 cuconv/overall                      share of configurations won, mean and largest speedup there
 cuconv/sizes/<algorithm>/<class>    the same by filter size and batch
 cuconv/variants/<class>             every variant of cuDNN and of ours over the best of all
+cuconv/memory                       workspace and packed filters of what `auto` takes
 single_image/layers|kernels|statistic|blocks|networks
-lenet5/layers/<class>, lenet5/ladder/<class>, lenet5/steps, lenet5/network
+lenet5/layers/<class>, lenet5/ladder/<class>, lenet5/steps, lenet5/network, lenet5/sweep
 textbook/model                      arithmetic alone: needs no rows
-textbook/ladder/<class>, textbook/kernels
+textbook/ladder/<class>, textbook/memory, textbook/kernels
 megakernel/stages, megakernel/ceilings   arithmetic alone, the latter beside what is measured
 megakernel/layers/<class>, megakernel/batches/<class>, megakernel/gains/<class>, megakernel/hidden,
-megakernel/mapping/<class>, megakernel/tasks/<class>, megakernel/best_maps,
+megakernel/mapping/<class>, megakernel/fastest, megakernel/tasks/<class>, megakernel/best_maps,
 megakernel/resnet2/<class>, megakernel/networks,
 megakernel/filters, megakernel/counters, cuconv/counters
-<source>/machine                    what the files were measured on
+<source>/machine                    what the files that are drawn were measured on
 <source>/said                       one sentence: what holds of the source's claim
+<source>/said/<name>                others: SENTENCES of the source's module
 
-Where a file does not exist yet: `(not measured)`.
+Where a file does not exist yet: `(not measured)`. A ratio that reads as 1.00 is no loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, Document
@@ -34,11 +39,19 @@ SOURCES = {"megakernel": megakernel, "textbook": textbook, "cuconv": cuconv, "si
 SOURCES |= {"lenet5": lenet5}
 
 
+ALGORITHMS = ("two_stage", "auto")  # what a table's argument may be, beside a class
+
+
 def region(rest: Sequence[str], files: Mapping[str, File]) -> str | None:
     """The Markdown of a region, for a document in docs/papers; None for a name that is none of these.
 
     files: GPU -> suite -> its document, None if there is none. What the first GPU has no rows of the next one may have.
     """
+    text = _region(rest, files)
+    return None if text is None else text.replace("**1.00x**", "1.00x")
+
+
+def _region(rest: Sequence[str], files: Mapping[str, File]) -> str | None:
     match rest:
         case ["index"]:
             return index.table(files)
@@ -50,8 +63,10 @@ def region(rest: Sequence[str], files: Mapping[str, File]) -> str | None:
             return _machines(source, files)
         case [source, "said"] if source in SOURCES:
             return first(SOURCES[source].said(file) for file in files.values())
+        case [source, "said", name] if source in SOURCES and name in SOURCES[source].SENTENCES:
+            return first(SOURCES[source].SENTENCES[name](file) for file in files.values())
         case [source, table, *arguments] if source in SOURCES and table in SOURCES[source].TABLES:
-            if any(argument not in CLASSES and argument not in ("two_stage", "auto") for argument in arguments):
+            if any(argument not in (*CLASSES, *ALGORITHMS) for argument in arguments):
                 return None
             return first(_drawn(source, table, arguments, gpu, file) for gpu, file in files.items())
     return None
@@ -66,23 +81,44 @@ def _drawn(source: str, table: str, arguments: Sequence[str], gpu: str, file: Fi
     return text
 
 
+def _arguments(draw: Callable[..., str]) -> Iterator[tuple[str, ...]]:
+    """All that a table can be drawn of: nothing, every class, every algorithm in every class."""
+    taken = {"algorithm": ALGORITHMS, "accuracy": CLASSES}
+    return itertools.product(*(taken[name] for name in list(inspect.signature(draw).parameters)[2:]))
+
+
 def _machines(source: str, files: Mapping[str, File]) -> str:
-    """What the source's files were measured on, a line for each machine and commit."""
-    suites = dict.fromkeys(needed for needed, _ in SOURCES[source].TABLES.values() if needed is not None)
+    """What the source's files were measured on, those of which any table is drawn; a line for each machine and
+    commit."""
+    held = {gpu: functools.cache(file) for gpu, file in files.items()}
     found: dict[str, list[str]] = {}
-    for file in files.values():
-        for suite in suites:
-            if (document := file(suite)) is not None and document["rows"]:
-                found.setdefault(common.machine_line(document), []).append(f"`{suite}`")
+    drawn = set()
+    for table, (suite, draw) in SOURCES[source].TABLES.items():
+        for arguments in _arguments(draw) if suite is not None else ():
+            texts = (gpu for gpu, file in held.items() if _drawn(source, table, arguments, gpu, file) != NOTHING)
+            if (gpu := next(texts, None)) is not None:
+                drawn.add((gpu, suite))
+    suites = dict.fromkeys(suite for suite, _ in SOURCES[source].TABLES.values())
+    for gpu, suite in itertools.product(held, suites):
+        if (gpu, suite) in drawn and (document := held[gpu](suite)) is not None:
+            found.setdefault(_machine_line(document), []).append(f"`{suite}`")
     if len(found) == 1:
         return next(iter(found))
     return "\n".join(f"- {', '.join(its)}: {line}" for line, its in found.items()) or NOTHING
 
 
+def _machine_line(document: Document) -> str:
+    """A CPU's with its threads."""
+    line, threads = common.machine_line(document), document.get("threads")
+    return line if document["cuda"] or not threads else f"{line[:-1]}, {threads} threads."
+
+
+FIGURES = {"cuconv": cuconv.figures, "textbook": textbook.figures, "megakernel": megakernel.figures}
+FIGURES |= {"megakernel_resnet2": megakernel.resnet2_figures, "single_image": single_image.figures}
+FIGURES |= {"lenet5": lenet5.figures}
+
+
 def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
     """What a file of benchmarks/papers allows, for docs/papers."""
-    found: dict[str, Callable[[Path], None]] = {}
-    for source in (cuconv, textbook, megakernel):
-        if prefix.endswith(f"_paper_{source.NAME}"):
-            found |= source.figures(document, prefix)
-    return found
+    draw = FIGURES.get(prefix.partition("_paper_")[2])
+    return draw(document, prefix) if draw else {}

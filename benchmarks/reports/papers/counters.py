@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.harness.results import Document
 from benchmarks.reports import common
-from benchmarks.reports.papers.shared import NOTHING
+from benchmarks.reports.papers.shared import NOTHING, without_empty
 
 
 def table(document: Document, gpu: str) -> str:
@@ -22,4 +22,4 @@ def table(document: Document, gpu: str) -> str:
         line = [row["layer"], str(row["n"]), f"`{row['class']}`", f"`{row['algorithm']}`", row["variant"]]
         line += [str(row["kernels"]), common.us(row["us"]), *sizes, *shares, f"{row['instructions'] / 1e6:.2f}"]
         lines.append([*line, f"{row['warps_percent']:.0f} %"])
-    return common.markdown_table(header, lines)
+    return without_empty(common.markdown_table(header, lines))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +13,15 @@ from benchmarks.layers.suite import is_wrong
 from benchmarks.peers import REFUSED
 from benchmarks.reports import common
 from benchmarks.reports.papers import counters
-from benchmarks.reports.papers.shared import NOTHING, File, Wins, classes_of, of_class, wins
+from benchmarks.reports.papers.shared import NOTHING, File, Wins, classes_of, of_class, rows_in, span, title, wins
 from fastconv.figures import new_figure, save_figure
 
 NAME = "cuconv"
 ALGORITHMS = ("two_stage", "auto")
 PACKING = "auto, filters packed in every call"
+CUDNNS = ("cudnn_", "torch_default_")  # PyTorch without a search is what cuDNN's heuristics choose
+FAR = 3.0  # times the best: whoever is slower is run a few times and not timed
+DARK = 1.5  # below it a cell of the survey's figure is too dark for black
 
 
 def _us(row: Row, algorithm: str) -> float | None:
@@ -29,9 +33,10 @@ def _us(row: Row, algorithm: str) -> float | None:
 
 
 def cudnn_us(row: Row, layout: str | None = None) -> float | None:
-    """The fastest of cuDNN's algorithms; of those in one layout, as the source has it."""
+    """The fastest of cuDNN's algorithms, the one that its heuristics choose among them; of those in one layout, as the
+    source has it."""
     refused = {name for name, note in row.get("notes", {}).items() if note.startswith(REFUSED)}
-    times = {name: us for name, us in row["peers"].items() if us and name.startswith("cudnn_") and name not in refused}
+    times = {name: us for name, us in row["peers"].items() if us and name.startswith(CUDNNS) and name not in refused}
     if layout is not None:
         times = {name: us for name, us in times.items() if name.endswith("_nhwc") == (layout == "nhwc")}
     return min(times.values(), default=None)
@@ -107,43 +112,73 @@ def sizes(document: Document, gpu: str, algorithm: str, accuracy: str) -> str:
     return f"![{algorithm}, class {accuracy}](../figures/{gpu}_paper_cuconv_{algorithm}_{accuracy}.svg)\n\n{table}"
 
 
-def _times(row: Row) -> dict[str, tuple[float, bool]]:
-    """Everything that ran on a configuration: microseconds, and whether it was timed (else a single call)."""
-    timed = {**row["peers"], **row["algorithms"]}
-    found = {name: (us, False) for name, us in row.get("once_us", {}).items()}
-    return found | {name: (us, True) for name, us in timed.items() if us}
+def _ratios(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Variant -> its time over the fastest of all, for each configuration on which it ran; infinite where it was so far
+    behind that it was not timed."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        timed = {name: us for name, us in {**row["peers"], **row["algorithms"]}.items() if us and name != "torch"}
+        if not timed:
+            continue
+        best = min(timed.values())
+        dropped = dict.fromkeys(row.get("once_us", {}), math.inf)
+        for name, us in {**dropped, **timed}.items():
+            found.setdefault(name, []).append(us / best)
+    found.pop("torch", None)  # our operator around the same convolution
+    return found
+
+
+def _median(ratios: Sequence[float]) -> float:
+    """Of two in the middle, one of which was not timed, the other."""
+    return statistics.median(
+        ratios if math.isfinite(statistics.median_high(ratios)) else [statistics.median_low(ratios)]
+    )
+
+
+def _shown(ratio: float) -> str:
+    return f"{ratio:.2f}" if ratio <= FAR else f"> {FAR:.0f}"
+
+
+def _by_wins(ratios: dict[str, list[float]]) -> list[str]:
+    return sorted(ratios, key=lambda name: (-ratios[name].count(1.0), _median(ratios[name])))
 
 
 def variants(document: Document, gpu: str, accuracy: str) -> str:
     """A row per variant: on how many configurations it ran, on how many it is the fastest of all, how many times the
     fastest's time it takes in the median, on how many configurations that is more than 3."""
-    rows = of_class(document, accuracy, "nchw")
-    ratios: dict[str, list[float]] = {}
-    first: dict[str, int] = {}
-    for row in rows:
-        times = _times(row)
-        timed = {name: us for name, (us, is_timed) in times.items() if is_timed and name != "torch"}
-        if not timed:
-            continue
-        best = min(timed, key=lambda name: timed[name])
-        first[best] = first.get(best, 0) + 1
-        for name, (us, _) in times.items():
-            ratios.setdefault(name, []).append(us / timed[best])
-    ratios.pop("torch", None)  # our operator around the same convolution
+    ratios = _ratios(of_class(document, accuracy, "nchw"))
+    if not ratios:
+        return NOTHING
     lines = []
-    for name in sorted(ratios, key=lambda name: -first.get(name, 0)):
+    for name in _by_wins(ratios):
         its = ratios[name]
-        far = sum(ratio > 3 for ratio in its)
-        line = [f"`{name}`", str(len(its)), str(first.get(name, 0)), f"{statistics.median(its):.2f}", str(far)]
-        lines.append(line)
+        line = [f"`{name}`", str(len(its)), str(its.count(1.0)), _shown(_median(its))]
+        lines.append([*line, str(sum(ratio > FAR for ratio in its))])
     header = ["variant", "ran on", "fastest of all on", "median of its time / the fastest's", "more than 3 times on"]
-    return common.markdown_table(header, lines)
+    image = f"![Survey, class {accuracy}](../figures/{gpu}_paper_cuconv_survey_{accuracy}.svg)"
+    return f"{image}\n\n{common.markdown_table(header, lines)}"
+
+
+def memory(document: Document, gpu: str) -> str:
+    """A row per class and layout: workspace and packed filters of what `auto` takes, in the median and at most."""
+    header = ["class", "layout", "configurations", "workspace MiB, median", "at most", "packed MiB, median", "at most"]
+    lines = []
+    for accuracy in classes_of(document, CLASSES):
+        for layout in ("nchw", "nhwc"):
+            line = [f"`{accuracy}`", layout.upper()]
+            rows = [row for row in of_class(document, accuracy, layout) if row.get("workspace_bytes") is not None]
+            for name in ("workspace", "packed") if rows else ():
+                its = [row[f"{name}_bytes"] or 0 for row in rows]
+                line += [common.mib(each(its), 2) for each in (statistics.median, max)]
+            lines += [[*line[:2], str(len(rows)), *line[2:]]] if rows else []
+    return common.markdown_table(header, lines) if lines else NOTHING
 
 
 TABLES = {
     "overall": ("paper_cuconv", overall),
     "sizes": ("paper_cuconv", sizes),
     "variants": ("paper_cuconv", variants),
+    "memory": ("paper_cuconv", memory),
     "counters": ("paper_cuconv_counters", counters.table),
 }
 
@@ -159,12 +194,68 @@ def said(file: File) -> str:
     at_home = wins(over_source(row, "two_stage") for row in home)
     everyone = wins(over_all(row, "two_stage") for row in rows)
     chosen = wins(over_source(row, "auto") for row in rows)
-    text = f"`two_stage` is faster than every algorithm of cuDNN's in NCHW on {found.share * 100:.1f} % of "
-    text += f"{found.count} configurations (the source: 8.31 % of 602)"
+    text = "`two_stage` is faster than every algorithm of cuDNN's in NCHW, the choice of its heuristics among them, on "
+    text += f"{found.share * 100:.1f} % of {found.count} configurations (the source: 8.31 % of 602)"
     if found.mean is not None and found.most is not None:
         text += f", there {found.mean:.2f} times in the mean (1.46) and {found.most:.2f} at most (2.29)"
-    text += f"; on 1x1 filters up to batch 16, its home, on {at_home.share * 100:.1f} %; against all rivals in both "
-    return text + f"layouts on {everyone.share * 100:.1f} %; `auto` on {chosen.share * 100:.1f} %."
+    text += f"; on 1x1 filters up to batch 16, its home in the source, on {at_home.share * 100:.1f} %"
+    (r, n), most = max(_by_size(document or {}, "two_stage", "ieee").items(), key=lambda item: (item[1].share, item[0]))
+    if most.won:
+        text += f", most often on {r}x{r} filters at batch {n}, {most.won} of {most.count}"
+    text += f"; against all rivals in both layouts on {everyone.share * 100:.1f} %"
+    return f"{text}; `auto` on {chosen.share * 100:.1f} %."
+
+
+def _pairs(file: File) -> list[tuple[Row, Row]]:
+    """Of each layer whose counters were read: the row of two_stage, and that of PyTorch's convolution."""
+    rows = [row for row in rows_in(file, "paper_cuconv_counters") if row.get("us")]
+    found = {(row["layer"], row["n"], row["class"], row["algorithm"]): row for row in rows}
+    pairs = ((row, found.get((row["layer"], row["n"], row["class"], "torch"))) for row in rows)
+    return [(row, other) for row, other in pairs if other is not None and row["algorithm"] == "two_stage"]
+
+
+def _planes(row: Row) -> float:
+    """Bytes of the R S partial planes of the output."""
+    layer = common.layer_of(row)
+    return 4.0 * layer.r * layer.s * row["n"] * layer.k * layer.p * layer.q
+
+
+def counted(file: File) -> str:
+    """What the counters say of two_stage beside PyTorch's kernel: memory and planes, the L2 cache, instructions."""
+    pairs, parts = _pairs(file), []
+    for size, its in (
+        (r, [pair for pair in pairs if pair[0]["r"] == r]) for r in sorted({row["r"] for row, _ in pairs})
+    ):
+        more, of_l2 = (
+            [each(own, theirs) for own, theirs in its]
+            for each in (
+                lambda own, theirs: (own["dram_read_bytes"] - theirs["dram_read_bytes"]) / 1e6,
+                lambda own, theirs: own["l2_bytes"] / theirs["l2_bytes"],
+            )
+        )
+        issued = [own["instructions"] / theirs["instructions"] for own, theirs in its]
+        text = f"on {size}x{size} filters `two_stage` issues {span(issued, '.1f')} times the instructions of "
+        text += f"PyTorch's kernel and moves {span(of_l2, '.1f')} times its bytes through the L2 cache"
+        if size > 1:
+            planes = [_planes(own) / 1e6 for own, _ in its]
+            text += f"; it reads {span(more, '.1f')} MB more of memory, and its planes have {span(planes, '.1f')} MB"
+        parts.append(text)
+    return f"{'; '.join(parts)}.".replace("on ", "On ", 1) if parts else NOTHING
+
+
+def surveyed(file: File) -> str:
+    """The layers whose counters were read, as the survey has timed them."""
+    rows = {(row["layer"], row["n"], row["class"], row["layout"]): row for row in rows_in(file, "paper_cuconv")}
+    parts = []
+    for own, _ in _pairs(file):
+        row = rows.get((own["layer"], own["n"], own["class"], "nchw"))
+        us, theirs = (row and row["algorithms"].get("two_stage")), (row and cudnn_us(row, "nchw"))
+        if us and theirs:
+            parts.append(f"{common.us(us)} against {common.us(theirs)} us on {own['layer']}")
+    return ", ".join(parts) or NOTHING
+
+
+SENTENCES = {"counters": counted, "surveyed": surveyed}
 
 
 def plot(document: Document, algorithm: str, accuracy: str, path: Path) -> None:
@@ -183,16 +274,49 @@ def plot(document: Document, algorithm: str, accuracy: str, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("times faster than cuDNN's best")
     found = wins(over_source(row, algorithm) for row in rows)
-    message = f"{algorithm}, class {accuracy}: faster on {found.won} of {found.count} configurations"
-    figure.suptitle(f"{message} ({document['gpu']})", x=0.01, ha="left", fontsize=10)
+    message = f"{algorithm}, class {accuracy}: faster than cuDNN in NCHW on {found.won} of {found.count} configurations"
+    title(figure, message, document)
+    save_figure(figure, path)
+
+
+def plot_survey(document: Document, accuracy: str, path: Path) -> None:
+    """A row per variant, a column per batch: the median of its time over the fastest of all, the darker the nearer."""
+    rows = of_class(document, accuracy, "nchw")
+    batches = sorted({row["n"] for row in rows})
+    names = _by_wins(_ratios(rows))
+    found = {n: _ratios([row for row in rows if row["n"] == n]) for n in batches}
+    medians = [[_median(found[n][name]) if name in found[n] else math.nan for n in batches] for name in names]
+    figure, axes = new_figure(6.5, 0.9 + 0.2 * len(names))
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shades = LinearSegmentedColormap.from_list("near", [common.OURS, "white"])
+    axes.imshow([[min(ratio, FAR) for ratio in line] for line in medians], cmap=shades, vmin=1, vmax=FAR, aspect="auto")
+    for at, line in enumerate(medians):
+        for place, ratio in enumerate(line):
+            text, colour = "" if math.isnan(ratio) else _shown(ratio), "white" if ratio < DARK else "black"
+            axes.text(place, at, text, ha="center", va="center", fontsize=6, color=colour)
+    axes.set_xticks(range(len(batches)), batches)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("batch")
+    ratios = _ratios(rows)
+    said = ", ".join(
+        f"{name} on {ratios[name].count(1.0)}" for name in dict.fromkeys((names[0], "two_stage")) if name in ratios
+    )
+    message = f"Class {accuracy}, median of each variant's time over the fastest of all; fastest of all: {said}"
+    message += f" of {len(rows)} configurations"
+    title(figure, message, document)
     save_figure(figure, path)
 
 
 def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
-    """<prefix>_<algorithm>_<class>.svg."""
-    return {
+    """<prefix>_<algorithm>_<class>.svg and <prefix>_survey_<class>.svg."""
+    found: dict[str, Callable[[Path], None]] = {
         f"{prefix}_{algorithm}_{accuracy}.svg": partial(plot, document, algorithm, accuracy)
         for accuracy in CLASSES
         for algorithm in ALGORITHMS
         if _points(document, algorithm, accuracy)
+    }
+    surveyed = [accuracy for accuracy in CLASSES if _ratios(of_class(document, accuracy, "nchw"))]
+    return found | {
+        f"{prefix}_survey_{accuracy}.svg": partial(plot_survey, document, accuracy) for accuracy in surveyed
     }

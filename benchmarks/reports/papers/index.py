@@ -11,28 +11,36 @@ from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import speedup_of
 from benchmarks.reports.papers import cuconv, lenet5, megakernel, single_image, textbook
-from benchmarks.reports.papers.shared import NOTHING, File, of_class, wins
+from benchmarks.reports.papers.shared import NOTHING, File, is_loss, of_class, rows_in, span, wins
 from benchmarks.studies.ladder import HALF, PREFIX
 
 
 def _megakernel(file: File) -> tuple[str, str]:
-    document = file("paper_megakernel") or {"rows": []}
-    rows = {name: study.rows_of(megakernel._of_batch(document, 64), "layers", name) for name in ("ieee", "fp32")}
-    gains = {name: common.mean(map(study.over_series, its)) for name, its in rows.items()}
-    here = ", ".join(f"{gain:.2f}x over its tasks in series in `{name}`" for name, gain in gains.items() if gain)
-    gain = gains["ieee"]
-    verdict = NOTHING if gain is None else _verdict(gain, "The mapping pays where arithmetic is FP32's")
-    if gains["fp32"] and gains["fp32"] < 1:
-        verdict += "; on tensor cores the way of V and M through memory costs more than it hides"
-    return here or NOTHING, verdict
+    document = megakernel.of_batch(file("paper_megakernel") or {"rows": []}, megakernel.BATCH)
+    parts: list[str] = []
+    staged: dict[str, float | None] = {}
+    for accuracy in ("ieee", "fp32"):
+        rows = study.rows_of(document, "layers", accuracy)
+        ratios = [common.mean(map(over, rows)) for over in (study.over_cudnn, study.over_series, study.over_staged)]
+        staged[accuracy] = ratios[2]
+        if not all(ratios):
+            continue
+        gains = [f"{gain:.2f}x" for gain in ratios if gain]
+        named = ", ".join(f"{what} {gain}" for what, gain in zip(RIVALS, gains, strict=True))
+        parts.append(f" (`{accuracy}` {', '.join(gains)})" if parts else f"over {named}")
+    if not parts:
+        return NOTHING, NOTHING
+    behind = [f"`{accuracy}`" for accuracy, gain in staged.items() if gain and is_loss(gain)]
+    verdict = "Mixing pays" + (f"; in {', '.join(behind)} separate kernels win" if behind else "")
+    return "".join(parts), verdict
 
 
-def _verdict(gain: float, claim: str) -> str:
-    return claim if gain > 1 else f"{claim}: not here"
+RIVALS = ("cuDNN's", "tasks in series", "`winograd_f4`")
 
 
 def _textbook(file: File) -> tuple[str, str]:
-    found = textbook._fastest(file("paper_textbook") or {"rows": []}, "ieee")
+    document = file("paper_textbook") or {"rows": []}
+    found = textbook._fastest(document, "ieee")
     gains = []
     for layer in dict.fromkeys(name for name, _ in found):
         direct, best = found.get((layer, "direct")), [us for (name, _), (_, us) in found.items() if name == layer]
@@ -40,9 +48,16 @@ def _textbook(file: File) -> tuple[str, str]:
             gains.append(direct[1] / min(best))
     if not gains:
         return NOTHING, NOTHING
-    fastest = [min((us, rung) for (name, rung), (_, us) in found.items() if name == layer)[1] for layer, _ in found]
-    winner = max(set(fastest), key=fastest.count)
-    return f"{min(gains):.1f} to {max(gains):.1f}x over `direct`", f"The rung to stand on is most often `{winner}`"
+    layers = dict.fromkeys(layer for layer, _ in found)
+    fastest = [min((us, rung) for (name, rung), (_, us) in found.items() if name == layer)[1] for layer in layers]
+    winners = ", ".join(f"`{name}`" for name in dict.fromkeys(fastest))
+    here = f"{winners} {span(gains, '.1f', 'x')} over `direct`"
+    behind = textbook.behind(document, "ieee")
+    losses = [ratio for ratio in behind if ratio > 1]
+    if not losses:
+        return here, "Ahead of every rival"
+    every = "" if len(losses) == len(behind) else f" on {len(losses)} of {len(behind)}"
+    return here, f"{span(losses, '.1f')}x behind the best rival{every}"
 
 
 def _cuconv(file: File) -> tuple[str, str]:
@@ -52,9 +67,10 @@ def _cuconv(file: File) -> tuple[str, str]:
         return NOTHING, NOTHING
     found, everyone = (wins(over(row, "two_stage") for row in rows) for over in (cuconv.over_source, cuconv.over_all))
     here = f"fastest in {found.share * 100:.1f} % of {found.count}"
-    here += f", by {found.mean:.2f}x there" if found.mean else ""
-    share = f"{everyone.share * 100:.1f} % against all rivals in both layouts"
-    return here, f"A niche of small batches: {share}" if everyone.won else "No niche is left against all rivals"
+    here += f", there by {found.mean:.2f}x" if found.mean else ""
+    share = f"{everyone.share * 100:.1f} % against all rivals"
+    how = "Rarely" if everyone.share < 0.1 else "Often"
+    return here, f"{how} best: {share}" if everyone.won else "Never best against all rivals"
 
 
 def _single_image(file: File) -> tuple[str, str]:
@@ -65,24 +81,29 @@ def _single_image(file: File) -> tuple[str, str]:
         return NOTHING, NOTHING
     best = [gain for row in rows if (gain := ratio(row))]
     faster = sum(gain > 1 for gain in best)
-    return f"{min(gains):.2f} to {max(gains):.2f}x", f"Faster than the best of all rivals on {faster} of {len(best)}"
+    return (
+        f"{span(gains, unit='x')} over cuDNN's fusion",
+        f"Beats every rival on {faster} of {len(best)} layers",
+    )
 
 
 def _lenet5(file: File) -> tuple[str, str]:
     document = file("paper_lenet5") or {"rows": []}
-    network = (file("paper_lenet5_network") or {"rows": []})["rows"]
-    first = lenet5.totals(document, f"{PREFIX}direct")
-    gains = [n_us / best[1] for n, n_us in first.items() if (best := lenet5.fastest_rung(document, n))]
-    span = " to ".join(dict.fromkeys(f"{gain:.1f}" for gain in (min(gains), max(gains)))) if gains else ""
-    here = f"{span}x over its first rung" if gains else NOTHING
+    network = rows_in(file, "paper_lenet5_network")
+    first, parts = lenet5.totals(document, f"{PREFIX}direct"), list[str]()
+    n = max(first, default=0)
+    for accuracy, arithmetic in lenet5.LADDERS.items():
+        bests = [find(document, n, accuracy) for find in (lenet5.fastest_rung, lenet5.best_of_each)]
+        gains = [f"{first[n] / best[1]:.2f}x" for best in bests if best and n in first]
+        if len(gains) == len(bests):
+            one, each = gains
+            parts.append(f"{arithmetic} {one}, {each}" if parts else f"{one} over `direct`, {each} by a rung per layer")
     exact = [row for row in network if not row["mode"].startswith(HALF)]
     same = sum(row["accuracy"] == row["torch_accuracy"] for row in exact)
-    verdict = f"Accuracy unchanged in {same} of {len(exact)} cases" if exact else NOTHING
-    n = max(first, default=0)
-    worth = {step: its[n] for step, its in lenet5.step_gains(document).items() if n in its}
-    if worth and exact:
-        verdict += f"; the best step: {max(worth.values()):.2f}x"
-    return here, verdict
+    verdict = f"Accuracy kept in {same} of {len(exact)} cases" if exact else NOTHING
+    if exact and (beside := lenet5.over_rivals(document, "ieee")):
+        verdict += f"; {beside:.1f}x behind the best rival" if beside > 1 else "; ahead of every rival"
+    return "; ".join(parts) or NOTHING, verdict
 
 
 ROWS = (  # title, page, idea, claim, what the files say
@@ -90,10 +111,10 @@ ROWS = (  # title, page, idea, claim, what the files say
         "Winograd megakernel",
         "megakernel",
         "tasks of all stages mixed in one kernel",
-        "1.25x over cuDNN's non-fused Winograd",
+        "over cuDNN's non-fused Winograd 1.25x",
         _megakernel,
     ),
-    ("Textbook ladder", "textbook", "tiles, then a product that unrolls inside", "each rung is faster", _textbook),
+    ("Textbook", "textbook", "tiles, then a product that unrolls inside", "each rung is faster", _textbook),
     ("cuConv", "cuconv", "two stages and no transformation", "fastest in 8.31 % of 602, by 1.46x there", _cuconv),
     (
         "Single-image ResNet",
@@ -103,7 +124,7 @@ ROWS = (  # title, page, idea, claim, what the files say
         _single_image,
     ),
     (
-        "LeNet-5 ladder",
+        "LeNet-5",
         "lenet5",
         "unrolling inside the product, filter size a constant",
         "each rung is faster, accuracy unchanged",
@@ -112,7 +133,7 @@ ROWS = (  # title, page, idea, claim, what the files say
 )
 
 
-HERE = "here, class `ieee` unless it says another"
+HERE = "here, in class `ieee`"
 
 
 def _here(found: Callable[[File], tuple[str, str]], files: Mapping[str, File]) -> tuple[str, str, str]:
@@ -146,7 +167,7 @@ def _step_gains(file: File, step: str) -> list[float]:
 
 
 def _series_gains(file: File, accuracy: str) -> list[float]:
-    document = megakernel._of_batch(file("paper_megakernel") or {"rows": []}, megakernel.BATCH)
+    document = megakernel.of_batch(file("paper_megakernel") or {"rows": []}, megakernel.BATCH)
     return [gain for row in study.rows_of(document, "layers", accuracy) if (gain := study.over_series(row))]
 
 
@@ -175,7 +196,7 @@ def _ideas(file: File) -> list[tuple[str, str, list[float]]]:
          _rung_gains(file, "ieee", "im2col_gemm", "fused_unroll")),
         ("The same on tensor cores", "`implicit_gemm` over `fused_unroll`, `fp32`",
          _rung_gains(file, "fp32", "fused_unroll", "implicit_gemm")),
-        *((f"LeNet-5, {step}", "both layers, with over without", _step_gains(file, step)) for step, *_ in lenet5.STEPS),
+        *((f"LeNet-5, {step}", "both layers, with over without", _step_gains(file, step)) for step in lenet5.ALL_STEPS),
         ("Tasks of all stages in one kernel", "the megakernel over its tasks in series, `ieee`",
          _series_gains(file, "ieee")),
         ("The same on tensor cores", "the megakernel over its tasks in series, `fp32`", _series_gains(file, "fp32")),

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.layers.sets import FFMA_FLOPS, TENSOR_FLOPS, bandwidth_of
 from benchmarks.papers import megakernel_model as model
-from benchmarks.peers import REFUSED
 from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import TITLES, speedup_of
 from benchmarks.reports.papers import counters
-from benchmarks.reports.papers.shared import NOTHING, File, of_class, rates
+from benchmarks.reports.papers.megakernel_plots import BATCH, contenders, figures, of_batch, resnet2_figures
+from benchmarks.reports.papers.megakernel_said import SENTENCES
+from benchmarks.reports.papers.shared import NOTHING, File, bytes_of, of_class, rates, without_empty
 from benchmarks.studies.megakernel import FILTER_FORMS, MIN_CHANNELS, SERIES
-from fastconv.figures import new_figure, save_figure
 from fastconv.models.layers import LAYERS
 
 NAME = "megakernel"
-BATCH = 64
-
-
-def _of_batch(document: Document, n: int) -> Document:
-    return {**document, "rows": [row for row in document["rows"] if row["n"] == n]}
+__all__ = ["BATCH", "NAME", "SENTENCES", "TABLES", "figures", "of_batch", "resnet2_figures", "said"]
 
 
 def layers(document: Document, gpu: str, accuracy: str) -> str:
     """All layers at the source's batch; docs/results-megakernel.md has the same of the wide ones."""
-    its = _of_batch(document, BATCH)
+    its = of_batch(document, BATCH)
     if not study.rows_of(its, "layers", accuracy):
         return NOTHING
     image = _image(gpu, f"layers_{accuracy}", f"Layers, class {accuracy}")
@@ -43,7 +36,7 @@ def batches(document: Document, gpu: str, accuracy: str) -> str:
     header += ["faster than in series on"]
     lines = []
     for n in sorted({row["n"] for row in study.rows_of(document, "layers", accuracy)}):
-        rows = study.rows_of(_of_batch(document, n), "layers", accuracy)
+        rows = study.rows_of(of_batch(document, n), "layers", accuracy)
         ratios = (*(ratio for _, ratio, _ in study.RATIOS), study.over_torch)
         means = [common.times(common.mean(map(ratio, rows))) for ratio in ratios]
         gains = [gain for row in rows if (gain := study.over_series(row))]
@@ -64,7 +57,7 @@ def tasks(document: Document, gpu: str, accuracy: str) -> str:
     if not study.rows_of(document, "distribution", accuracy):
         return NOTHING
     image = _image(gpu, f"tasks_{accuracy}", f"Tasks, class {accuracy}")
-    return f"{image}\n\n{study.tasks_table(document, accuracy)}"
+    return f"{image}\n\n{without_empty(study.tasks_table(document, accuracy))}"
 
 
 def _image(gpu: str, figure: str, text: str) -> str:
@@ -98,7 +91,7 @@ def hidden(document: Document, gpu: str) -> str:
     header = ["layer", "in series: (8) us", "measured us", "mixed: (9) us", "measured us", "hidden by the model us"]
     header += ["measured us", "gain by the model", "measured"]
     lines, gains = [], []
-    for row in study.rows_of(_of_batch(document, BATCH), "layers", "ieee"):
+    for row in study.rows_of(of_batch(document, BATCH), "layers", "ieee"):
         series, mixed, series_us, us = _hidden(row, gpu)
         line = [row["layer"], *map(common.us, (series, series_us, mixed, us, series - mixed))]
         if series_us is None:
@@ -117,7 +110,7 @@ def ceilings(document: Document, gpu: str) -> str:
     types, and with V and M on the chip; beside it what is measured in `fp32`."""
     header = ["layer", "C->K @HxW", "`ieee`", "`fp32`", "`fp32`, V and M in half", "`fp32`, V and M on the chip"]
     header += ["measured, `fp32`: over its series", "over `winograd_f4`"]
-    rows = {row["layer"]: row for row in study.rows_of(_of_batch(document, BATCH), "layers", "fp32")}
+    rows = {row["layer"]: row for row in study.rows_of(of_batch(document, BATCH), "layers", "fp32")}
     lines, columns = [], []
     for layer in LAYERS:
         own = model.predicted(layer, BATCH, bandwidth_of(gpu))
@@ -132,6 +125,21 @@ def ceilings(document: Document, gpu: str) -> str:
         lines.append([layer.layer, f"{layer.c}->{layer.k} @{layer.h}x{layer.w}", *map(common.times, columns[-1])])
     means = [common.times(common.mean(column)) for column in zip(*columns, strict=True)]
     return common.markdown_table(header, [*lines, ["geometric mean", f"{len(LAYERS)} layers", *means]])
+
+
+def fastest(document: Document, gpu: str) -> str:
+    """A row per class and parameter of the map: by channels, its fastest value, and what that gains over the least."""
+    lines, channels = [], sorted({row["c"] for row in study.rows_of(document, "mapping")})
+    for accuracy in CLASSES:
+        for name, title in study.SWEPT.items():
+            swept = {rows[0]["c"]: rows for rows in study._swept(document, accuracy, name).values()}
+            cells = []
+            for rows in map(swept.get, channels):
+                best = min(rows, key=lambda row: row["us"]) if rows else None
+                cells.append(f"{best[name]}, {common.times(rows[0]['us'] / best['us'])}" if rows and best else "-")
+            lines += [[f"`{accuracy}`", title, *cells]] if swept else []
+    header = ["class", "parameter", *(f"{c} channels" for c in channels)]
+    return common.markdown_table(header, lines) if lines else NOTHING
 
 
 def best_maps(document: Document, gpu: str) -> str:
@@ -161,43 +169,6 @@ def gains_of(document: Document, gpu: str, accuracy: str) -> str:
     if not study.rows_of(document, "layers", accuracy):
         return NOTHING
     return _image(gpu, f"gains_{accuracy}", f"Gain of the mapping, class {accuracy}")
-
-
-def plot_gains(document: Document, accuracy: str, path: Path) -> None:
-    """Over its tasks in series: against C + K, against the number of tiles, a point per layer; against the batch, the
-    geometric mean with the least and the most."""
-    rows = study.rows_of(document, "layers", accuracy)
-    timed = [(row, gain) for row in rows if (gain := study.over_series(row))]
-    figure, first = new_figure(9.0, 3.0)
-    first.remove()
-    by_channels, by_tiles, by_batch = figure.subplots(1, 3, sharey=True)
-    for row, gain in timed:
-        if row["n"] == BATCH:
-            colour = common.win_or_loss(gain)
-            tiles = row["n"] * -(-row["h"] // model.TILE) * -(-row["w"] // model.TILE)  # padding 1: P = H, Q = W
-            by_channels.scatter(row["c"] + row["k"], gain, s=14, color=colour)
-            by_tiles.scatter(tiles, gain, s=14, color=colour)
-    batches = sorted({row["n"] for row, _ in timed})
-    its = {n: [gain for row, gain in timed if row["n"] == n] for n in batches}
-    means = [common.mean(its[n]) or 0.0 for n in batches]
-    by_batch.plot(batches, means, marker="o", markersize=4, color=common.OURS)
-    by_batch.fill_between(
-        batches, *[[each(its[n]) for n in batches] for each in (min, max)], color=common.ALSO_OURS, alpha=0.4
-    )
-    for axes, label in (
-        (by_channels, f"C + K, batch {BATCH}"),
-        (by_tiles, f"tiles, batch {BATCH}"),
-        (by_batch, "batch"),
-    ):
-        axes.axhline(1.0, color="black", linewidth=0.8)
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel(label)
-        axes.spines[["top", "right"]].set_visible(False)
-    by_channels.set_ylabel("times faster than\nits tasks in series")
-    said = ", ".join(f"{mean:.2f} at batch {n}" for n, mean in zip(batches, means, strict=True))
-    message = f"Gain of the mapping, class {accuracy}, geometric mean: {said}"
-    figure.suptitle(f"{message} ({document['gpu']})", x=0.01, ha="left", fontsize=8)
-    save_figure(figure, path)
 
 
 def _peer_groups(row: Row) -> dict[str, float]:
@@ -247,24 +218,23 @@ def filters(document: Document, gpu: str) -> str:
 
 def resnet2(document: Document, gpu: str, accuracy: str) -> str:
     """A row per contender, the fastest first; ours in its faster layout. Whoever has no time says why in the file."""
-    rows = of_class(document, accuracy)
-    if not rows:
+    found = contenders(document, accuracy)
+    if not found:
         return NOTHING
-    found: dict[str, tuple[float, float | None]] = {}  # contender -> microseconds, error
-    for row in rows:
-        refused = {name for name, note in row["notes"].items() if note.startswith((REFUSED, "no rival of class"))}
-        for name, us in row["algorithms"].items():
-            if us and us < found.get(f"ours: `{name}`", (us + 1, None))[0]:
-                found[f"ours: `{name}`"] = us, row["errors"].get(name, {}).get("l2")
-        for name, us in row["peers"].items():
-            if us and name not in refused:
-                found[f"`{name}`"] = us, row["peer_errors"].get(name)
-    own, _ = found.get(f"ours: `{study.NAME}`", (None, None))
+    own = next((us for name, us, _ in found if name == f"ours: `{study.NAME}`"), None)
     lines = [
         [name, common.us(us), common.times(us / own) if own else "-", common.scientific(error)]
-        for name, (us, error) in sorted(found.items(), key=lambda item: item[1][0])
+        for name, us, error in found
     ]
-    return common.markdown_table(["contender", "us", "the megakernel over it", "error"], lines)
+    table = common.markdown_table(["contender", "us", "the megakernel over it", "error"], lines)
+    kept = [
+        f"`{row['algorithm']}` in {row['layout'].upper()} {bytes_of(row)}"
+        for row in of_class(document, accuracy)
+        if row.get("workspace_bytes") is not None
+    ]
+    image = f"![2_x, class {accuracy}](../figures/{gpu}_paper_megakernel_resnet2_{accuracy}.svg)"
+    memory = [f"Workspace and packed filters, MiB, of our fastest: {'; '.join(kept)}."] if kept else []
+    return "\n\n".join([image, table, *memory])
 
 
 TABLES: dict[str, tuple[str | None, Callable[..., str]]] = {
@@ -276,6 +246,7 @@ TABLES: dict[str, tuple[str | None, Callable[..., str]]] = {
     "stages": (None, stages),
     "hidden": ("paper_megakernel", hidden),
     "ceilings": (None, ceilings),
+    "fastest": ("paper_megakernel", fastest),
     "best_maps": ("paper_megakernel", best_maps),
     "filters": ("paper_megakernel", filters),
     "counters": ("paper_megakernel_counters", counters.table),
@@ -293,7 +264,7 @@ def _narrow(rows: list[Row]) -> str:
 
 def _alone(document: Document, accuracy: str) -> str:
     """At batch 1, where a launch has few tiles: over the same tasks in series, and over our staged kernels."""
-    rows = study.rows_of(_of_batch(document, 1), "layers", accuracy)
+    rows = study.rows_of(of_batch(document, 1), "layers", accuracy)
     series, staged = (common.mean(map(ratio, rows)) for ratio in (study.over_series, study.over_staged))
     if not series or not staged:
         return ""
@@ -305,7 +276,7 @@ def said(file: File) -> str:
     document = file("paper_megakernel") or {"rows": []}
     parts = []
     for accuracy in ("ieee", "fp32"):
-        rows = study.rows_of(_of_batch(document, BATCH), "layers", accuracy)
+        rows = study.rows_of(of_batch(document, BATCH), "layers", accuracy)
         ratios = [common.mean(map(ratio, rows)) for ratio in (study.over_series, study.over_cudnn)]
         if ratios[0]:
             text = f"the mapping is worth {ratios[0]:.2f} times over the same tasks in series on {len(rows)} layers"
@@ -324,16 +295,3 @@ def said(file: File) -> str:
     if not parts:
         return NOTHING
     return f"The source: 1.25 over cuDNN's non-fused Winograd. Here {'; '.join(parts)}."
-
-
-def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
-    """<prefix>_<layers, gains, distances, m, tasks>_<class>.svg."""
-    its: dict[str, Any] = _of_batch(document, BATCH)
-    drawn = [accuracy for accuracy in CLASSES if study.rows_of(its, "layers", accuracy)]
-    found: dict[str, Callable[[Path], None]] = {}
-    for accuracy in drawn:
-        found[f"{prefix}_layers_{accuracy}.svg"] = partial(study.plot_layers, its, accuracy)
-        found[f"{prefix}_gains_{accuracy}.svg"] = partial(plot_gains, document, accuracy)
-    others = study.figures(document, prefix)
-    drawn_there = tuple(f"{prefix}_{name}_" for name in ("distances", "m", "tasks"))
-    return found | {name: draw for name, draw in others.items() if name.startswith(drawn_there)}

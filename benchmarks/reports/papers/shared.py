@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.harness.results import Document, Row
 from benchmarks.layers.sets import FFMA_FLOPS, bandwidth_of
+from benchmarks.reports import common
 
 NOTHING = "(not measured)"
+EVEN = 0.995  # a ratio from here on is no loss: it reads as 1.00
+EM = 0.6  # the mean width of a letter of a figure's font, in its size, rounded up
 File = Callable[[str], Document | None]
 
 
@@ -64,3 +70,56 @@ def classes_of(document: Document, order: Sequence[str]) -> list[str]:
 
 def percent(share: float | None) -> str:
     return "-" if share is None else f"{share * 100:.1f} %"
+
+
+def is_loss(gain: float) -> bool:
+    return gain < EVEN
+
+
+def span(values: Iterable[float], form: str = ".2f", unit: str = "") -> str:
+    """The least and the largest, or the one that both read as; NOTHING without any."""
+    found = list(values)
+    ends = dict.fromkeys(f"{value:{form}}" for value in (min(found), max(found))) if found else ()
+    return f"{' to '.join(ends)}{unit}" if ends else NOTHING
+
+
+def rows_in(file: File, suite: str) -> list[Row]:
+    """Of a file; none if there is no file."""
+    rows: list[Row] = (file(suite) or {"rows": []})["rows"]
+    return rows
+
+
+def bytes_of(row: Row, digits: int = 1) -> str:
+    """Workspace and packed filters of the row's algorithm, in MiB."""
+    return ", ".join(common.mib(row.get(f"{name}_bytes"), digits) for name in ("workspace", "packed"))
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without what it returns, its arguments, its template's and our namespaces."""
+    name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    if library := re.match(r"cutlass::Kernel2<(\w+)>", name):
+        return library[1]
+    kept, depth = "", 0
+    for letter in name:
+        depth += (letter in "<{") - (letter in ">}")
+        if letter == "(" and not depth:
+            break
+        kept += letter if not depth and letter not in ">}" else ""
+    for prefix in ("fastconv::", "algos::", "studies::", "ladder::"):
+        kept = kept.removeprefix(prefix)
+    return kept.partition("_warpsize")[0]
+
+
+def without_empty(table: str) -> str:
+    """A Markdown table without the columns, but the first, in which every cell is `-` or empty."""
+    lines = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in table.splitlines()]
+    header, *rows = lines[:1] + lines[2:]
+    kept = [at for at in range(len(header)) if at == 0 or any(row[at].strip() not in ("-", "") for row in rows)]
+    return common.markdown_table([header[at] for at in kept], [[row[at] for at in kept] for row in rows])
+
+
+def title(figure: Any, message: str, document: Document, size: float = 8.0) -> None:
+    """The message of a figure and its GPU, at the left, in as many lines as its width asks for."""
+    letters = int(figure.get_figwidth() * 72 / (size * EM))
+    lines = textwrap.wrap(f"{message} ({document['gpu']})", letters)
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=size)

@@ -7,23 +7,38 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, Document, Row, slug
-from benchmarks.layers.sets import FFMA_FLOPS, bandwidth_of
+from benchmarks.layers.sets import FFMA_FLOPS, TENSOR_FLOPS, bandwidth_of
 from benchmarks.papers.textbook import (
     BATCHES,
     LAYERS,
     OWN_BLOCK,
+    OWN_CONSTANT,
     OWN_DIRECT,
     RUNGS,
+    Roofline,
     expansion,
     roofline,
     unrolled_bytes,
 )
 from benchmarks.reports import common
-from benchmarks.reports.papers.shared import NOTHING, File, of_class, rates
+from benchmarks.reports.papers.shared import (
+    NOTHING,
+    File,
+    bytes_of,
+    classes_of,
+    is_loss,
+    of_class,
+    rates,
+    short_name,
+    span,
+    title,
+)
 from fastconv.figures import new_figure, save_figure
 
 NAME = "textbook"
-ALIKE = (OWN_BLOCK, OWN_DIRECT, "implicit_gemm")  # rungs that move what another one does
+ON_TENSOR_CORES = "implicit_gemm"
+ALIKE = (OWN_BLOCK, OWN_DIRECT, ON_TENSOR_CORES)  # rungs that move what another one does
+STEPS_BACK = {OWN_CONSTANT: OWN_DIRECT, "fused_unroll": "im2col_gemm"}  # rung -> the one that it is built on
 
 
 def model(document: Document, gpu: str) -> str:
@@ -55,17 +70,26 @@ def _fastest(document: Document, accuracy: str) -> dict[tuple[str, str], tuple[R
     return found
 
 
+def _floor(its: Roofline, rung: str) -> tuple[float, str]:
+    """Microseconds and what they are of. On tensor cores FP32 is three products of half types."""
+    if rung != ON_TENSOR_CORES:
+        return its.floor_us, "memory" if its.bound == "memory" else "FP32 units"
+    memory, products = its.bytes / its.bandwidth, 3 * its.flops / TENSOR_FLOPS
+    return max(memory, products) * 1e6, "memory" if memory > products else "tensor cores, 3 products"
+
+
 def ladder(document: Document, gpu: str, accuracy: str) -> str:
     """A row per layer and rung: time, rate, the model's floor and bound, and the fastest rival."""
     found = _fastest(document, accuracy)
-    header = ["layer", "rung", "layout", "us", "TFLOP/s", "times the rung before", "model's floor us", "its bound"]
+    header = ["layer", "rung", "layout", "us", "TFLOP/s", "times the rung before", "model's floor us", "floor of"]
     header += ["best peer us", "peer"]
     lines = []
     before: dict[str, float] = {}
     for (name, rung), (row, us) in sorted(found.items(), key=lambda item: (item[0][0], list(RUNGS).index(item[0][1]))):
         its = roofline(common.layer_of(row), row["n"], rung, bandwidth_of(gpu))
         line = [name, f"`{rung}`", row["layout"].upper(), common.us(us), f"{its.flops / us / 1e6:.2f}"]
-        line += [common.times(before[name] / us) if name in before else "-", common.us(its.floor_us), its.bound]
+        floor_us, bound = _floor(its, rung)
+        line += [common.times(before[name] / us) if name in before else "-", common.us(floor_us), bound]
         lines.append([*line, common.us(row["best_peer_us"]), f"`{row['best_peer']}`"])
         before[name] = us
     if not lines:
@@ -74,13 +98,24 @@ def ladder(document: Document, gpu: str, accuracy: str) -> str:
     return "\n\n".join([image, common.markdown_table(header, lines)])
 
 
+def memory(document: Document, gpu: str) -> str:
+    """A row per layer, class and layout: what the fastest rung keeps beside its tensors."""
+    lines = []
+    for accuracy in classes_of(document, CLASSES):
+        for row in of_class(document, accuracy):
+            if row["us"] and row.get("workspace_bytes") is not None:
+                line = [row["layer"], f"`{accuracy}`", row["layout"].upper(), f"`{row['algorithm']}`"]
+                lines.append([*line, common.us(row["us"]), *bytes_of(row).split(", ")])
+    header = ["layer", "class", "layout", "fastest rung", "us", "workspace MiB", "packed filters MiB"]
+    return common.markdown_table(header, lines) if lines else NOTHING
+
+
 def kernels(document: Document, gpu: str) -> str:
     """A row per layer and rung: the longest of the kernels that it launches, and what of a multiprocessor it fills."""
     lines = []
     for row in document["rows"]:
         for kernel in row["kernels"][:1]:
-            name = kernel["kernel"].partition("(")[0].partition("<")[0].removeprefix("void ").split("::")[-1]
-            line = [row["layer"], f"`{row['algorithm']}`", f"`{name}`", str(kernel["launches"])]
+            line = [row["layer"], f"`{row['algorithm']}`", f"`{short_name(kernel['kernel'])}`", str(kernel["launches"])]
             line += [str(kernel[each]) for each in ("blocks", "threads", "registers", "shared_bytes")]
             lines.append(
                 [*line, f"{kernel['occupancy']:.0%}", common.us(kernel["us"]), common.scientific(row["error"])]
@@ -92,8 +127,20 @@ def kernels(document: Document, gpu: str) -> str:
 TABLES: dict[str, tuple[str | None, Callable[..., str]]] = {
     "model": (None, model),
     "ladder": ("paper_textbook", ladder),
+    "memory": ("paper_textbook", memory),
     "kernels": ("paper_textbook_kernels", kernels),
 }
+
+
+def behind(document: Document, accuracy: str) -> list[float]:
+    """Of each layer: how many times the best rival's time the fastest rung takes."""
+    found = _fastest(document, accuracy)
+    ratios = []
+    for layer in dict.fromkeys(name for name, _ in found):
+        rows = [row for row in of_class(document, accuracy) if row["layer"] == layer]
+        if peers := [row["best_peer_us"] for row in rows if row["best_peer_us"]]:
+            ratios.append(min(us for (name, _), (_, us) in found.items() if name == layer) / min(peers))
+    return ratios
 
 
 def said(file: File) -> str:
@@ -101,18 +148,33 @@ def said(file: File) -> str:
     found = _fastest(file("paper_textbook") or {"rows": []}, "ieee")
     if not found:
         return NOTHING
-    parts = []
+    document = file("paper_textbook") or {"rows": []}
+    parts: dict[str, list[str]] = {}
     for layer in dict.fromkeys(name for name, _ in found):
         its = {rung: us for (name, rung), (_, us) in found.items() if name == layer}
         order = sorted(its, key=lambda rung: its[rung])
-        gain = its[order[-1]] / its[order[0]]
-        parts.append(f"{layer}: `{order[0]}` is the fastest rung, {gain:.1f} times as fast as `{order[-1]}`")
-    return f"In class `ieee`, {'; '.join(parts)}."
+        gain = f"{its[order[-1]] / its[order[0]]:.1f} times as fast as `{order[-1]}`"
+        parts.setdefault(order[0], []).append(f"{gain} on {layer}")
+    text = "; ".join(f"`{rung}` is the fastest rung, {', '.join(its)}" for rung, its in parts.items())
+    for rung, before in STEPS_BACK.items():
+        both = [(found[layer, before][1], us) for (layer, name), (_, us) in found.items() if name == rung
+                if (layer, before) in found]  # fmt: skip
+        gains = [first / second for first, second in both]
+        if gains and all(map(is_loss, gains)):
+            text += f"; `{rung}` is a step back, {span(gains)} times as fast as `{before}`"
+    if others := behind(document, "ieee"):
+        worse = sum(ratio > 1 for ratio in others)
+        text += f"; the best rival is ahead of all rungs on {worse} of {len(others)} layers"
+        text += f", the fastest rung takes {span(others, '.1f')} times its time"
+    return f"In class `ieee` {text}."
+
+
+SENTENCES: dict[str, Callable[[File], str]] = {}
 
 
 def plot(document: Document, accuracy: str, path: Path) -> None:
     """FLOP/s against FLOP per byte of the model, both logarithmic, under the GPU's roof."""
-    figure, axes = new_figure(5.5, 3.4)
+    figure, axes = new_figure(6.5, 3.6)
     bandwidth = bandwidth_of(slug(document["gpu"]))
     span = [0.1, 1e4]
     axes.plot(span, [min(FFMA_FLOPS, bandwidth * x) / 1e12 for x in span], color="white")  # the limits of the axes
@@ -132,8 +194,10 @@ def plot(document: Document, accuracy: str, path: Path) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("FLOP per byte, in the textbook's model")
     axes.set_ylabel("TFLOP/s")
-    message = f"Class {accuracy}: what each rung reaches under FP32's roof; above it are caches and tensor cores"
-    figure.suptitle(f"{message} ({document['gpu']})", x=0.01, ha="left", fontsize=8)
+    message = (
+        f"Class {accuracy}: tiles and products of the unrolled input lift the rungs; above the FP32 units' roof are "
+    )
+    title(figure, message + "caches and tensor cores", document)
     axes.legend(frameon=False, fontsize=6)
     save_figure(figure, path)
 
