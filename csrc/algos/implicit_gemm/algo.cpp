@@ -123,16 +123,17 @@ double cuda_cost_us(const ConvProblem& problem, const portable::Plan& config, co
   const double flops =
       2.0 * config.products * rounded * portable::pixel_tile * config.filter_tile * steps * portable::depth_tile;
   const double tensor_us = fastconv::tensor_us(flops, 0.30, device);
-  // What a block needs for its reduction, however few blocks there are; the short ones of groups stand in line.
-  const double in_line = config.mode == Mode::split ? 1.0 : own::portable_half_groups;
-  const double latency_us = problem.groups == 1 ? 0.8 * steps : in_line * (2.0 + 0.5 * steps) * rounded / slots;
   // Element by element the gathering decides, not the tensor cores.
   const double gathered = blocks * portable::pixel_tile * steps * portable::depth_tile;
-  const bool half = config.mode != Mode::split && problem.groups == 1;
-  const double gather_rate = config.mode == Mode::split ? 0.0045 : half ? 0.0097 : 0.007;
+  const bool half = config.mode != Mode::split && problem.groups == 1, narrow = config.filter_tile <= 32;
+  const double gather_rate = config.mode == Mode::split ? 0.0045 : !half ? 0.007 : narrow ? 0.0144 : 0.01;
   const bool gathers = !loads_vectors(problem);
   const double gather_us = gathers ? fp32_us(gathered, gather_rate, device) : 0.0;
-  return (half ? 6.4 : 8.0) + (gathers ? 5.5 : 0.0) + std::max({tensor_us, latency_us, gather_us}) +
+  // What a block needs for its reduction, however few blocks there are; the short ones of groups stand in line.
+  const double step_us = half && gathers ? (narrow ? 1.1 : 2.0) : 0.8;
+  const double in_line = config.mode == Mode::split ? 1.0 : own::portable_half_groups;
+  const double latency_us = problem.groups == 1 ? step_us * steps : in_line * (2.0 + 0.5 * steps) * rounded / slots;
+  return (half ? 6.4 : 8.0) + (!gathers ? 0.0 : half ? 0.6 : 5.5) + std::max({tensor_us, latency_us, gather_us}) +
          memory_us(problem.compulsory_bytes(), 0.6, device);
 }
 
