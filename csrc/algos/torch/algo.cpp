@@ -9,6 +9,7 @@
 #include "core/fitted.h"
 #include "core/library_times.h"
 #include "core/roundoffs.h"
+#include "core/touched_pixels.h"
 
 namespace fastconv::algos::torch {
 namespace {
@@ -161,7 +162,8 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
                                                                                   : 1.0;
   const double flops = slowness * (product ? image_tiles_factor(problem) : 1.0) * problem.direct_flops() *
                        std::ceil(filters / tile) * tile / filters;
-  const double input = input_bytes(problem), output = output_bytes(problem);
+  const bool skips = product && strided && tensor_cores && is_nhwc(problem) && !is_unaligned(problem);
+  const double input = (skips ? touched_share(problem) : 1.0) * input_bytes(problem), output = output_bytes(problem);
   const double products = tensor_cores && !depthwise ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device);
   const double group_us = plain_groups                     ? own::plain_group_nhwc
                           : !tensor_cores                  ? own::plain_group
