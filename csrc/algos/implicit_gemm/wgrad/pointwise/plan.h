@@ -154,11 +154,4 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
   return best;
 }
 
-// Four launches, of which two hide behind others.
-inline double plan_us(const Plan& plan, const DeviceInfo& device) {
-  const double bytes = 4.0 * static_cast<double>(plan.pixels * (plan.rows + plan.columns));
-  return 12.0 +
-         std::max(memory_us(bytes, 0.9, device), clocks_us(detail::plan_clocks(plan, device.processors), device));
-}
-
 }  // namespace fastconv::algos::implicit_gemm::wgrad::pointwise
