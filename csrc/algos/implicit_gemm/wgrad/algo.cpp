@@ -99,8 +99,8 @@ ConvPlan converting_plan(const ConvProblem& problem, const DeviceInfo& device) {
 // an H100 (docs/log/133-choices-again.md).
 double pointwise_us(const wgrad::pointwise::Plan& plan, const DeviceInfo& device) {
   const double bytes = 4.0 * static_cast<double>(plan.pixels * (plan.rows + plan.columns));
-  const double clocks = (plan.mode == Mode::single ? 0.78 : 1.0) *
-                        wgrad::pointwise::detail::plan_clocks(plan, device.processors);
+  const double clocks =
+      (plan.mode == Mode::single ? 0.78 : 1.0) * wgrad::pointwise::detail::plan_clocks(plan, device.processors);
   return 12.0 + std::max(memory_us(bytes, 0.9, device), clocks_us(clocks, device));
 }
 

@@ -14,7 +14,6 @@
 #include <type_traits>
 
 #include "algos/implicit_gemm/plan.h"
-#include "core/cost.h"
 #include "core/integers.h"
 
 namespace fastconv::algos::implicit_gemm::wgrad::pointwise {
