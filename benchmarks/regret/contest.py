@@ -109,7 +109,7 @@ def _candidates(problem: Problem, planned: _C.ConvProblem, info: _C.DeviceInfo) 
     if problem.direction == "backward_weight":
         choice = _C.choose_weight_gradient("auto", planned, info)["algorithm"]
         rows = [row for row in _C.weight_gradients(planned, info) if row["ok"] and row["auto_eligible"]]
-        return choice, {row["algorithm"]: row["cost_us"] for row in rows} | {"torch": 0.0}
+        return choice, {choice: 0.0} | {row["algorithm"]: row["cost_us"] for row in rows}
     # Made of forward convolutions, each of which chooses for itself; or all by one algorithm.
     choice = _C.choose_input_gradient("auto", planned, info)
     made = [row["algorithm"] for row in _C.candidates(choice["convolution"], info) if row["auto_eligible"]]
@@ -164,9 +164,10 @@ def _row(
     mine = {name.removeprefix(prefix): time.us for name, time in times.items() if name.startswith(prefix)}
     torch_us = mine.pop(_PEER, None)
     best = min(mine, key=lambda name: mine[name], default=None)
-    if torch_us is not None and (best is None or torch_us < mine[best]):
-        best = "torch"
-    rivals = [us for us in (torch_us, mine.get(best or "")) if us is not None]
+    rivals = [mine[best]] if best is not None else []
+    if torch_us is not None and "torch" in mine:  # else its error is beyond the class
+        rivals.append(torch_us)
+        best = "torch" if torch_us <= min(rivals) else best
     chosen = times.get(prefix + choice)
     return {
         **problem.fields(),

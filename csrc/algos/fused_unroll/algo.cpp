@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "algos/fused_unroll/plan.h"
@@ -9,6 +10,10 @@
 
 namespace fastconv::algos::fused_unroll {
 namespace {
+
+namespace own = fitted::fused_unroll;
+
+constexpr double blocks_per_processor = 2.0;
 
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   if (!has_kernel_size(problem.r, problem.s)) {
@@ -33,17 +38,22 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                 std::to_string(chunk_channels(static_cast<int>(problem.r))) + " channels x " +
                 std::to_string(problem.r) + "x" + std::to_string(problem.s) + " taps";
 
-  // Whole tiles in whole waves of blocks; no more than this share of the FFMA rate, because the shared memory's
-  // bandwidth bounds 4x4 outputs per thread, and a tile is loaded before it is multiplied.
-  const double share = device.type == DeviceType::cuda ? 0.16 : fitted::fused_unroll::product.of(device);
-  const double depth = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
-  const double tile_flops = 2.0 * tile.k * tile.pixels * depth;
-  const double blocks = in_whole_waves(static_cast<double>(grid.count()), device.processors);
+  const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
+  const double bytes_us = memory_us(problem.compulsory_bytes(), 1.0, device);
+  if (device.type == DeviceType::cpu) {
+    const double blocks = in_whole_waves(static_cast<double>(grid.count()), device.processors);
+    const double flops = 2.0 * tile.k * tile.pixels * terms * blocks;
+    plan.cost_us = 8.0 + std::max(fp32_us(flops, own::product.of(device), device), bytes_us);
+    return plan;
+  }
+  // A wave of blocks takes as long as each of them needs to walk its reduction, whether a multiprocessor has one or two
+  // of them: a tile is loaded before it is multiplied. With one tap there are fewer products for each element loaded.
+  const double waves = std::ceil(static_cast<double>(grid.count()) / (blocks_per_processor * device.processors));
+  const bool single_tap = problem.r * problem.s == 1;
+  const double walk_us = clocks_us((single_tap ? own::term_1x1 : own::term) * terms * waves, device);
   // Halves are converted one by one on the way, which counts where a tile is of few products.
-  const bool cuda = device.type == DeviceType::cuda, half = problem.dtype != DType::f32;
-  const double conversions = cuda && half && problem.c_per_group() <= 16 ? fitted::fused_unroll::conversions : 1.0;
-  plan.cost_us = 8.0 + conversions * std::max(fp32_us(blocks * tile_flops, share, device),
-                                              memory_us(problem.compulsory_bytes(), 1.0, device));
+  const bool converts = single_tap && problem.dtype != DType::f32 && problem.c_per_group() <= 16;
+  plan.cost_us = 8.0 + (converts ? own::conversions : 1.0) * std::max(walk_us, bytes_us);
   return plan;
 }
 

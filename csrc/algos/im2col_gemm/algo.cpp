@@ -89,6 +89,15 @@ double product_us(const ConvProblem& problem, double input_bytes, const DeviceIn
          memory_us(weights, 1.0, device);
 }
 
+// An FP32 product of what is unrolled: a block walks the whole reduction, what small problems wait for; or it is cut
+// into parts, which a second kernel adds. Those of groups are not cut.
+double plain_product_us(const ConvProblem& problem, double terms, const DeviceInfo& device) {
+  const double ffma_us = fp32_us(problem.direct_flops(), own::ffma, device);
+  const double whole_us = std::max(clocks_us(own::walk * terms, device), ffma_us);
+  if (problem.groups > 1) return whole_us;
+  return std::min(whole_us, own::parts + own::term * terms + ffma_us);
+}
+
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const Cut chunk = cut(problem, device.type);
   ConvPlan plan;
@@ -109,7 +118,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   }
 
   const bool tensor_cores = problem.dtype != DType::f32;
-  const double depth = static_cast<double>(problem.c * problem.r * problem.s);
+  const double depth = static_cast<double>(problem.c * problem.r * problem.s);  // of all groups
+  const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   if (!chunk.unrolls && !chunk.finishes && problem.groups == 1) {
     plan.cost_us = product_us(problem,
                               static_cast<double>(size_of(problem.dtype)) *
@@ -125,8 +135,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   double bytes = problem.compulsory_bytes();
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
   const LibraryTimes times = cublas_times(problem);
-  const double product_us = tensor_cores ? 1e-3 * times.term * depth + times.products * tiles_us(problem, device)
-                                         : own::term * depth + fp32_us(problem.direct_flops(), own::ffma, device);
+  const double product_us = tensor_cores ? 1e-3 * times.term * terms + times.products * tiles_us(problem, device)
+                                         : plain_product_us(problem, terms, device);
   // Instructions decide how long the unrolling takes: clocks of a multiprocessor for an element.
   double unroll_us = 0.0;
   if (chunk.unrolls) {
@@ -134,7 +144,6 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
         (problem.c <= 4 ? own::unroll_few_channels : 1.0) * (tensor_cores ? own::unroll_half : own::unroll);
     unroll_us = clocks_us(clocks * pixels * depth / device.processors, device);
   }
-  // A block of the GEMM walks the whole reduction: what small problems wait for (measured on an H200).
   plan.cost_us =
       own::start + own::kernel * static_cast<double>(launches) + memory_us(bytes, 1.0, device) + unroll_us + product_us;
   return plan;

@@ -11,6 +11,7 @@
 #include "core/fitted.h"
 #include "core/names.h"
 #include "core/roundoffs.h"
+#include "core/touched_pixels.h"
 
 namespace fastconv::algos::implicit_gemm {
 namespace {
@@ -123,17 +124,21 @@ double cuda_cost_us(const ConvProblem& problem, const portable::Plan& config, co
   const double flops =
       2.0 * config.products * rounded * portable::pixel_tile * config.filter_tile * steps * portable::depth_tile;
   const double tensor_us = fastconv::tensor_us(flops, 0.30, device);
-  // What a block needs for its reduction, however few blocks there are; the short ones of groups stand in line.
-  const double in_line = config.mode == Mode::split ? 1.0 : own::portable_half_groups;
-  const double latency_us = problem.groups == 1 ? 0.8 * steps : in_line * (2.0 + 0.5 * steps) * rounded / slots;
   // Element by element the gathering decides, not the tensor cores.
   const double gathered = blocks * portable::pixel_tile * steps * portable::depth_tile;
-  const bool half = config.mode != Mode::split && problem.groups == 1;
-  const double gather_rate = config.mode == Mode::split ? 0.0045 : half ? 0.0097 : 0.007;
+  const bool half = config.mode != Mode::split && problem.groups == 1, narrow = config.filter_tile <= 32;
+  const double gather_rate = config.mode == Mode::split ? 0.0045 : !half ? 0.007 : narrow ? 0.0144 : 0.01;
   const bool gathers = !loads_vectors(problem);
   const double gather_us = gathers ? fp32_us(gathered, gather_rate, device) : 0.0;
-  return (half ? 6.4 : 8.0) + (gathers ? 5.5 : 0.0) + std::max({tensor_us, latency_us, gather_us}) +
-         memory_us(problem.compulsory_bytes(), 0.6, device);
+  // What a block needs for its reduction, however few blocks there are; the short ones of groups stand in line.
+  const double step_us = half && gathers ? (narrow ? 1.1 : 2.0) : 0.8;
+  const double in_line = config.mode == Mode::split ? 1.0 : own::portable_half_groups;
+  const double latency_us = problem.groups == 1 ? step_us * steps : in_line * (2.0 + 0.5 * steps) * rounded / slots;
+  return (half ? 6.4 : 8.0) +
+         (!gathers ? 0.0
+          : half   ? 0.6
+                   : 5.5) +
+         std::max({tensor_us, latency_us, gather_us}) + memory_us(problem.compulsory_bytes(), 0.6, device);
 }
 
 std::string describe_tile(const persistent::Plan& plan) {
@@ -195,7 +200,9 @@ double element_stores_us(const persistent::Plan& plan, const DeviceInfo& device)
 double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const persistent::Weights& weights = plan.weights;  // class tf32: half as many bytes as the problem's
   const double values = static_cast<double>(problem.k * problem.c * weights.taps);
-  const double bytes = problem.compulsory_bytes() - (weights.mode == Mode::single ? 2.0 : 0.0) * values;
+  const double x = static_cast<double>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype);
+  const double bytes = problem.compulsory_bytes() - (1.0 - touched_share(problem)) * x -
+                       (weights.mode == Mode::single ? 2.0 : 0.0) * values;
   const double kernel_us = std::max(clocks_us(persistent::plan_clocks(plan, device.processors), device),
                                     memory_us(bytes, own::memory, device));
   const double quads_us =

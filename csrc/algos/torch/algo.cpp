@@ -9,6 +9,7 @@
 #include "core/fitted.h"
 #include "core/library_times.h"
 #include "core/roundoffs.h"
+#include "core/touched_pixels.h"
 
 namespace fastconv::algos::torch {
 namespace {
@@ -110,6 +111,7 @@ LibraryTimes cudnn_times(const ConvProblem& problem) {
         in_pieces(2 * problem.h * problem.w, problem)) {
       return own::half_pieces_1x1_nchw;
     }
+    if (problem.stride_h * problem.stride_w != 1) return own::strided_1x1_nchw;  // another launch, to convert
     if (!as_it_is || !in_pieces(problem.h * problem.w, problem)) return own::unaligned_1x1_nchw;
   }
   if (product && nhwc && in_pieces(problem.c, problem) && !in_pieces(problem.k, problem)) {
@@ -150,18 +152,25 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
                                                                                                : 32.0;
   const bool in_turn = problem.groups > 1 && !depthwise && !has_grouped_kernel(problem);
   const bool strided = problem.stride_h * problem.stride_w != 1, product = problem.r * problem.s == 1;
+  // FP32 arithmetic in NHWC: a group's tiles are as wide as it has filters, from 32 to 256; a block of a wide one walks
+  // its reduction for longer, and multiplies faster.
+  const bool plain_groups = in_turn && !tensor_cores && is_nhwc(problem);
+  const double width = plain_groups ? std::clamp(filters, 32.0, 256.0) / 128.0 : 1.0;
   const double slowness = in_turn && tensor_cores && strided                      ? own::strided_groups
                           : problem.groups > 1 && !depthwise && !in_turn && !half ? own::few_grouped_tf32
+                          : plain_groups && filters > tile                        ? own::plain_wide_groups
                                                                                   : 1.0;
   const double flops = slowness * (product ? image_tiles_factor(problem) : 1.0) * problem.direct_flops() *
                        std::ceil(filters / tile) * tile / filters;
-  const double input = input_bytes(problem), output = output_bytes(problem);
+  const bool skips = product && strided && tensor_cores && is_nhwc(problem) && !is_unaligned(problem);
+  const double input = (skips ? touched_share(problem) : 1.0) * input_bytes(problem), output = output_bytes(problem);
   const double products = tensor_cores && !depthwise ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device);
-  const double group_us = !tensor_cores                    ? own::plain_group
+  const double group_us = plain_groups                     ? own::plain_group_nhwc
+                          : !tensor_cores                  ? own::plain_group
                           : problem.layout == Layout::nhwc ? own::group_nhwc
                                                            : own::group_nchw;
   const double turns = in_turn && !tensor_cores ? static_cast<double>(problem.groups) : 1.0;
-  return times.us(turns * terms, products, input, output, device) +
+  return times.us(turns * width * terms, products, input, output, device) +
          (in_turn ? group_us * static_cast<double>(problem.groups) : 0.0);
 }
 

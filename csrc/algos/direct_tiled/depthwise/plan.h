@@ -86,11 +86,11 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
   // read again cost more than the loads that are saved.
   if (problem.r > 3 && config.strip < more_rows(problem)) return std::nullopt;
   // As measured on an H100 (docs/log/122-depthwise-pairs.md): the issue of a turn's instructions is not hidden behind
-  // the bytes.
+  // the bytes, which come at the memory's whole rate.
   const double tensors =
       static_cast<double>((problem.n * problem.c * problem.h * problem.w + problem.output_numel()) * element);
   const double turn = 0.011 * static_cast<double>(problem.r * problem.s * problem.stride_h * per_processor);
-  config.cost_us = 5.0 + memory_us(tensors, 0.9, device) + turn * static_cast<double>(config.turns);
+  config.cost_us = 5.3 + memory_us(tensors, 1.0, device) + turn * static_cast<double>(config.turns);
   return config;
 }
 

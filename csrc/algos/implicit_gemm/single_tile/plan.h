@@ -227,6 +227,7 @@ inline double blocks_at_once(const Plan& plan, const DeviceInfo& device) {
 struct Factors {
   double step, step_filter;     // of a warpgroup, however small
   double tap, tap_filter;       // the same where a stage is one tap
+  double strided;               // times a tap's, where copies skip pixels
   double stage, split;          // class fp32: splitting a stage; a block's instructions for a step of 64 pixels
   double tensor;                // a step's pixel and filter
   double filter_row, pixel;     // copies of a block
@@ -238,6 +239,7 @@ constexpr Factors one_product{.step = 0.205,
                               .step_filter = 0.00018,
                               .tap = 0.285,
                               .tap_filter = 0.0001,
+                              .strided = 1.1,
                               .stage = 0,
                               .split = 0,
                               .tensor = 0.7e-5,
@@ -251,6 +253,7 @@ constexpr Factors three_products{.step = 0.230,
                                  .step_filter = 0.0016,
                                  .tap = 0.347,
                                  .tap_filter = 0.0017,
+                                 .strided = 1.3,
                                  .stage = 0.18,
                                  .split = 0.097,
                                  .tensor = 3.6e-5,
@@ -264,7 +267,7 @@ constexpr Factors three_products{.step = 0.230,
 inline double cost_us(const Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   const Factors& factor = plan.split ? three_products : one_product;
   const bool taps = plan.stage_taps == 1;
-  const double strided = problem.stride_h * problem.stride_w > 1 ? 1.3 : 1.0;  // copies that skip pixels
+  const double strided = problem.stride_h * problem.stride_w > 1 ? factor.strided : 1.0;
   const double filters = plan.filter_tile, steps = static_cast<double>(plan.steps_per_split);
   const double blocks = static_cast<double>(plan.blocks()),
                rounds = std::max(1.0, std::ceil(blocks / blocks_at_once(plan, device)));

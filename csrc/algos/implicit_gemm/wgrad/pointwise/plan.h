@@ -14,7 +14,6 @@
 #include <type_traits>
 
 #include "algos/implicit_gemm/plan.h"
-#include "core/cost.h"
 #include "core/integers.h"
 
 namespace fastconv::algos::implicit_gemm::wgrad::pointwise {
@@ -152,13 +151,6 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
     split ? for_each_tile<2>(consider) : for_each_tile<1>(consider);
   }
   return best;
-}
-
-// Four launches, of which two hide behind others.
-inline double plan_us(const Plan& plan, const DeviceInfo& device) {
-  const double bytes = 4.0 * static_cast<double>(plan.pixels * (plan.rows + plan.columns));
-  return 12.0 +
-         std::max(memory_us(bytes, 0.9, device), clocks_us(detail::plan_clocks(plan, device.processors), device));
 }
 
 }  // namespace fastconv::algos::implicit_gemm::wgrad::pointwise
