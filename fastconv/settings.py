@@ -29,9 +29,18 @@ ALGORITHMS = ("auto", *(row["name"] for row in _C.algorithms()))
 PRECISIONS = ("ieee", "fp32", "tf32")
 ACTIVATIONS = ("relu", "relu6", "silu", "leaky_relu", "gelu", "gelu_tanh", "hardswish", "sigmoid")
 
-disabled: bool = os.environ.get("FASTCONV_DISABLE", "0") not in ("", "0")
+
+def _of_environment(name: str, *values: str) -> str:
+    """One of the values, or "" for none."""
+    text = os.environ.get(name, "").lower()
+    if text not in ("", *values):
+        raise ValueError(f"{name} is {text!r}; expected {' or '.join(values)}")
+    return text
+
+
+disabled: bool = _of_environment("FASTCONV_DISABLE", "0", "1") == "1"
 cache_dir: str | None = os.environ.get("FASTCONV_CACHE_DIR")  # None: the user's cache folder
-log_calls: bool = os.environ.get("FASTCONV_LOG", "").lower() == "debug"
+log_calls: bool = _of_environment("FASTCONV_LOG", "debug") == "debug"
 logger = logging.getLogger("fastconv")
 if log_calls:
     logger.setLevel(logging.DEBUG)
@@ -66,23 +75,17 @@ def _check_compute_capability() -> None:
 _check_compute_capability()
 
 
-def _measure_of_environment() -> bool | None:
-    text = os.environ.get("FASTCONV_MEASURE", "")
-    if text not in ("", "0", "1"):
-        raise ValueError(f"FASTCONV_MEASURE is {text!r}; expected 0 or 1")
-    return None if text == "" else text == "1"
-
-
-measure: bool | None = _measure_of_environment()  # None: `fastconv.once` says
+# None: `fastconv.once` says.
+measure: bool | None = {"": None, "0": False, "1": True}[_of_environment("FASTCONV_MEASURE", "0", "1")]
 
 
 def is_number(value: Any) -> bool:
     """Whether `float` takes it for one; text is none."""
-    if isinstance(value, (int, float, torch.SymFloat)):
+    if isinstance(value, (float, torch.SymFloat)):
         return True
     try:
         return not isinstance(value, (str, bytes)) and float(value) is not None
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         return False
 
 

@@ -36,6 +36,10 @@ _SERVED: dict[type[nn.Module], type[Layer]] = {
 _NOT_SERVED = (nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d)
 
 
+def _nothing() -> None:
+    """What is left of a layer in a row that was read from a file."""
+
+
 @dataclass
 class SwapRow:
     """One convolution of the model: what it is, whether it was swapped, and why not.
@@ -66,6 +70,13 @@ class SwapRow:
     _required_grad: bool = field(default=False, repr=False, compare=False)  # the weight, before it was frozen
     _module: Callable[[], nn.Module | None] = field(default=lambda: None, repr=False, compare=False)
     _state: Callable[[], LayerState | None] = field(default=lambda: None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in a file is of the row alone: it follows no layer."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_module", "_state")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _module=_nothing, _state=_nothing)
 
     @property
     def algorithm(self) -> str | None:

@@ -138,6 +138,9 @@ def test_a_layer_that_is_no_convolution_is_left_alone(kind: str, arguments: dict
     [
         ("FASTCONV_ALGORITHM", "best", "expected one of auto, direct"),
         ("FASTCONV_MAX_COMPUTE_CAPABILITY", "8.0", "expected an integer, as 80"),
+        ("FASTCONV_DISABLE", "false", "expected 0 or 1"),
+        ("FASTCONV_MEASURE", "yes", "expected 0 or 1"),
+        ("FASTCONV_LOG", "info", "expected debug"),
     ],
 )
 def test_a_variable_is_checked_when_it_is_read(
@@ -145,8 +148,20 @@ def test_a_variable_is_checked_when_it_is_read(
 ) -> None:
     with pytest.raises(ValueError, match=f"^{variable} is '{value}'; {expected}"):
         read_settings(**{variable: value})
-    for good in ("", "winograd_f4" if variable == "FASTCONV_ALGORITHM" else "80"):
+    known = {"FASTCONV_ALGORITHM": "winograd_f4", "FASTCONV_MAX_COMPUTE_CAPABILITY": "80", "FASTCONV_LOG": "debug"}
+    for good in ("", known.get(variable, "1")):
         read_settings(**{variable: good})
+
+
+def test_no_tensor_is_said_to_be_none_also_behind_a_call_that_was_right() -> None:
+    layer = fastconv.Conv2d(4, 4, 3, padding=1)
+    for _ in range(3):
+        fastconv.conv2d(X, W)
+        layer(X)
+        for call in (lambda: fastconv.conv2d(None, W), lambda: layer(None)):  # type: ignore[arg-type]
+            for grad in (True, False):
+                with torch.set_grad_enabled(grad), pytest.raises(TypeError, match="input"):
+                    call()
 
 
 def test_more_bytes_than_there_are_is_any_number_of_them(read_settings: Callable[..., dict[str, Any]]) -> None:

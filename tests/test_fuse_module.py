@@ -140,6 +140,8 @@ def test_models_that_cannot_be_traced() -> None:
     for forward, message in ((branch, "control flow.*swap_"), (autocast, "autocast")):
         with pytest.raises(fastconv.UnsupportedError, match=f"(?s)cannot be traced.*{message}"):
             fastconv.fuse(Function(forward).eval())
+    with pytest.raises(fastconv.UnsupportedError, match=r"not there yet, 0\.weight; call it once"):
+        fastconv.fuse(nn.Sequential(nn.LazyConv2d(4, 3)).eval())
     with pytest.raises(fastconv.UnsupportedError, match="hooks"):
         fastconv.fuse(hooked(sequence(nn.Conv2d(4, 4, 3)).eval()))
     with warnings.catch_warnings():

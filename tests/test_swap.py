@@ -388,6 +388,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
         assert tuple(plain["names"]) == row.names
         assert plain["algorithm"] == row.algorithm
     assert data["rows"][0]["last_input_shape"] == [1, 3, 9, 9]
+    assert [row.shape for row in pickle.loads(pickle.dumps(report)).rows] == [row.shape for row in report.rows]
 
 
 def test_the_table_shows_long_names_whole() -> None:

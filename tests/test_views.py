@@ -136,6 +136,11 @@ def test_unbatched_and_empty(device: str) -> None:
     assert relative_error(fastconv.conv_transpose2d(x[0], weight, bias, precision="fp32", **arguments), whole[0]) < 1e-6
     for algorithm in ("auto", "im2col_gemm"):
         assert fastconv.conv_transpose2d(x[:0], weight, bias, algorithm=algorithm, **arguments).shape == whole[:0].shape
+        narrow, wide = torch.randn(2, 8, 2, 7, device=device), torch.randn(8, 5, 3, 3, device=device)
+        for padding in (2, (2, 1)):  # an output without pixels
+            expected = F.conv_transpose2d(narrow, wide, padding=padding)
+            found = fastconv.conv_transpose2d(narrow, wide, padding=padding, algorithm=algorithm)
+            assert found.shape == expected.shape == (2, 5, 0, expected.shape[3])
 
 
 def test_other_dtypes_are_pytorchs() -> None:

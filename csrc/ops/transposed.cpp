@@ -64,8 +64,8 @@ void require_transposed(const Tensor& input, const Tensor& weight, const std::op
   const Sizes4 y = output_sizes(settings_of(stride, padding, dilation, groups, {}),
                                 {output_padding[0], output_padding[1]}, input, weight);
   FASTCONV_REQUIRE(
-      y[2] > 0 && y[3] > 0 && std::max(y[2], y[3]) < most,
-      "input has shape " + to_text(x) + "; expected an output of at least 1x1, not " + to_text({y[2], y[3]}));
+      y[2] >= 0 && y[3] >= 0 && std::max(y[2], y[3]) < most,
+      "input has shape " + to_text(x) + "; expected an output of at least 0x0, not " + to_text({y[2], y[3]}));
   if (!bias) return;
   FASTCONV_REQUIRE(shape_of(*bias) == IntList(1, y[1]),
                    "bias has shape " + to_text(shape_of(*bias)) + "; expected " + to_text(IntList(1, y[1])));
@@ -116,6 +116,7 @@ std::optional<ConvProblem> transposed_problem(const ConvProblem& settings, const
                     std::max(extra_h, extra_w) < most;
   if (!fits) return std::nullopt;
   const Sizes4 sizes = output_sizes(settings, output_padding, input, weight);
+  if (sizes[2] == 0 || sizes[3] == 0) return std::nullopt;
   return input_gradient_problem(settings, sizes, input, weight, bias, accuracy);
 }
 

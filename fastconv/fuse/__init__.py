@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from fastconv import ops, rewrites, settings, swap
 from fastconv.fuse import graph as graphs
@@ -180,6 +181,9 @@ def fuse(
     check_settings(algorithm, precision, max_error, max_workspace)
     if model.training:
         raise RuntimeError("model is in training mode; expected model.eval(): batch norms are folded as they are there")
+    tensors = itertools.chain(model.named_parameters(), model.named_buffers())
+    if lazy := [name for name, tensor in tensors if isinstance(tensor, UninitializedTensorMixin)]:
+        raise ops.UnsupportedError(f"model has values that are not there yet, {lazy[0]}; call it once before it is fused")
     root = _copied(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -91,7 +91,7 @@ def _(input, weight, bias, stride, padding, output_padding, dilation, groups, *_
     size = output_size(input.shape, weight.shape, stride, padding, output_padding, dilation)
     shape = [input.shape[0], k_per_group * groups, *size]
     for value in size:
-        check(value > 0, f"input has shape {list(input.shape)}; expected an output of at least 1x1, not {size}")
+        check(value >= 0, f"input has shape {list(input.shape)}; expected an output of at least 0x0, not {size}")
     if bias is not None:
         check(bias.dim() == 1, f"bias has shape {list(bias.shape)}; expected {shape[1:2]}")
         check(bias.shape[0] == shape[1], f"bias has shape {list(bias.shape)}; expected {shape[1:2]}")
