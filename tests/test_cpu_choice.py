@@ -34,12 +34,16 @@ def test_rates_are_those_of_the_instruction_set_and_grow_with_the_threads():
 MEASURED = Path(__file__).parent.parent / "benchmarks" / "results" / "cpu"
 
 
-# AVX2 (docs/log/86-cpu-bar.md): the bar itself. AVX-512 (71): the worst, a first layer, and 5 % beyond it.
-@pytest.mark.parametrize(("instruction_set", "worst", "beyond"), [("avx2", 1.1, 0), ("avx512", 1.5, 6)])
-def test_the_choice_is_near_the_best_of_what_was_measured(instruction_set, worst, beyond):
-    """Of every layer of four networks in both layouts, two threads."""
-    document = results.read(MEASURED / f"regret_{instruction_set}.json")
-    assert fit.kind_of(document) == instruction_set
+# AVX2 (docs/log/86-cpu-bar.md): the bar itself. AVX-512 (71, 132): one set of constants for two makers' processors, whose
+# times differ by more than the bar; the worst is a first layer.
+@pytest.mark.parametrize(
+    ("file", "worst", "beyond", "most"),
+    [("avx2", 1.1, 0, 1.06), ("avx512", 1.5, 12, 1.08), ("avx512_epyc", 1.2, 11, 1.09)],
+)
+def test_the_choice_is_near_the_best_of_what_was_measured(file, worst, beyond, most):
+    """Of every layer of four networks in both layouts, two threads. most: all but a twentieth."""
+    document = results.read(MEASURED / f"regret_{file}.json")
+    assert fit.kind_of(document) == file.partition("_")[0]
     device, ratios = fit.device_of(document), []
     for row in document["rows"]:
         problem = problems.from_row(row).planned(torch.float32, "fp32", row["layout"])
@@ -47,7 +51,7 @@ def test_the_choice_is_near_the_best_of_what_was_measured(instruction_set, worst
         ratios.append(took[_C.choose("auto", problem, device)["algorithm"]] / min(took.values()))
     assert len(ratios) == 282
     assert statistics.geometric_mean(ratios) < 1.01
-    assert statistics.quantiles(ratios, n=20)[-1] < 1.06
+    assert statistics.quantiles(ratios, n=20)[-1] < most
     assert sum(ratio > 1.1 for ratio in ratios) <= beyond
     assert max(ratios) < worst
 

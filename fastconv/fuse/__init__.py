@@ -183,7 +183,9 @@ def fuse(
         raise RuntimeError("model is in training mode; expected model.eval(): batch norms are folded as they are there")
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
     if lazy := [name for name, tensor in tensors if isinstance(tensor, UninitializedTensorMixin)]:
-        raise ops.UnsupportedError(f"model has values that are not there yet, {lazy[0]}; call it once before it is fused")
+        raise ops.UnsupportedError(
+            f"model has values that are not there yet, {lazy[0]}; call it once before it is fused"
+        )
     root = _copied(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
