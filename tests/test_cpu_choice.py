@@ -34,8 +34,8 @@ def test_rates_are_those_of_the_instruction_set_and_grow_with_the_threads():
 MEASURED = Path(__file__).parent.parent / "benchmarks" / "results" / "cpu"
 
 
-# AVX2 (docs/log/86-cpu-bar.md): the bar itself. AVX-512 (71, 132): one set of constants for two makers' processors, whose
-# times differ by more than the bar; the worst is a first layer.
+# AVX2 (docs/log/86-cpu-bar.md): the bar itself. AVX-512 (71, 132): one set of constants for two makers' processors,
+# whose times differ by more than the bar; the worst is a first layer.
 @pytest.mark.parametrize(
     ("file", "worst", "beyond", "most"),
     [("avx2", 1.1, 0, 1.06), ("avx512", 1.5, 12, 1.08), ("avx512_epyc", 1.2, 11, 1.09)],
