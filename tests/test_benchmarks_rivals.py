@@ -116,7 +116,7 @@ def test_another_thread_computes_what_this_one_would():
         pytest.skip("needs a CUDA device: a stream")
     x, weight, _ = operands_of(LAYERS[1], "nhwc", "forward", device="cuda")
     call = lambda: peers.torch_convolution(x, weight, LAYERS[1], False, limit=0)  # noqa: E731
-    found = peers.torch_over_all_plans(call, x.device)  # each thread may settle for another plan
+    found = peers.over_all_plans(call, x.device)  # each thread may settle for another plan
     assert layer_group.testing.errors(found, call().double()).relative_l2 < 1e-6
 
 

@@ -449,7 +449,8 @@ def test_on_the_gpu(tmp_path):
     assert [item.problem for item in passes] == [None] * len(passes)
     document = bench.run(
         ["resnet18"], ["fp32", "fp16"], ["eager", "graph", "fused", "fused_graph"], 3, "cuda", tmp_path / "n.json",
-        peers=["torch_eager", "torch_graph", "folded_graph", "cudnn_best_layers"], batch=8, image=64,
+        peers=["torch_eager", "torch_graph", "folded_graph", "folded_graph_all_plans", "cudnn_best_layers"],
+        batch=8, image=64,
     )  # fmt: skip
     assert results.problems(document) == []
     for row in document["rows"]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import fastconv
 from benchmarks.harness import turns
 from benchmarks.harness.runs import LAYOUTS, time_limit
+from benchmarks.peers import over_all_plans
 from fastconv import timing
 from fastconv.models.compare import CLASS_DTYPE, precision_of, pytorch_class
 
@@ -29,12 +30,14 @@ from fastconv.models.compare import CLASS_DTYPE, precision_of, pytorch_class
 class Form:
     """model: torch, folded, swapped or fused; rewritten: PyTorch's, by `fastconv.compile`. mode: that of torch.compile;
     None: eager. frozen: with Inductor's freezing, which makes constants of the weights and folds batch norms. graph:
-    captured in a CUDA graph by us, with its input in place; a mode may bring a graph of its own."""
+    captured in a CUDA graph by us, with its input in place; a mode may bring a graph of its own. all_plans: cuDNN's
+    search is over every plan (benchmark_limit=0), which takes long."""
 
     model: str
     mode: str | None = None
     frozen: bool = False
     graph: bool = False
+    all_plans: bool = False
 
 
 # Ours, a row of the result file each.
@@ -53,6 +56,7 @@ PEERS = {
     "torch_graph": Form("torch", graph=True),
     "folded_eager": Form("folded"),
     "folded_graph": Form("folded", graph=True),
+    "folded_graph_all_plans": Form("folded", graph=True, all_plans=True),
     "compile_default": Form("torch", "default"),
     "compile_graph": Form("torch", "default", graph=True),
     "compile_reduce_overhead": Form("torch", "reduce-overhead"),
@@ -144,6 +148,8 @@ class Case:
         x = self.input(layout)
         forward: Callable[..., Any]
         forward = self.model(form.model, layout) if form.mode is None else self.compiled(form, layout)
+        if form.all_plans:
+            return over_all_plans(lambda: self._graphed(forward, x), self.device)
         return self._graphed(forward, x) if form.graph else lambda: forward(x)
 
     def compiled(self, form: Form, layout: str) -> Callable[..., Any]:

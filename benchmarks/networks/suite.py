@@ -52,7 +52,8 @@ def head_of(device: torch.device | str | None, suite: str | None = None) -> resu
 def contenders_of(
     modes: Sequence[str], peers: Sequence[str], layouts: Sequence[str], compiled_layouts: Sequence[str]
 ) -> list[Contender]:
-    """Ours in every mode, PyTorch's in every form of `peers`, each in every layout; compiled ones last.
+    """Ours in every mode, PyTorch's in every form of `peers`, each in every layout; compiled ones last. What takes long
+    to make ready, PyTorch's compiled forms and those over all of cuDNN's plans, is of the compiled layouts.
 
     Raises ValueError for an unknown mode, form or layout.
     """
@@ -64,8 +65,12 @@ def contenders_of(
         for ours, names, forms in ((True, modes, MODES), (False, peers, PEERS))
         for name in names
         if name in forms
-        for layout in (layouts if forms[name].mode is None else ("nhwc",) if ours else compiled_layouts)
-    ]
+        for layout in (
+            ("nhwc",) if ours and forms[name].mode
+            else compiled_layouts if forms[name].mode or forms[name].all_plans
+            else layouts
+        )
+    ]  # fmt: skip
     return sorted(found, key=lambda contender: contender.form.mode is not None)
 
 

@@ -118,16 +118,21 @@ def _other_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="benchmark_limit_0")
 
 
-def torch_over_all_plans(call: Call, device: torch.device) -> torch.Tensor:
-    """Runs `call` on the current stream, but in a thread of its own: PyTorch keeps what its search found for each
-    thread, and does not search again under another limit."""
-    stream = torch.cuda.current_stream(device)
+def over_all_plans(call: Callable[[], Any], device: torch.device) -> Any:
+    """Runs `call` on the current stream with cudnn.benchmark_limit=0, in a thread of its own: PyTorch keeps what its
+    search found for each thread, and does not search again under another limit."""
+    stream, backends = torch.cuda.current_stream(device), torch.backends.cudnn
 
-    def there() -> torch.Tensor:
+    def there() -> Any:
         with torch.inference_mode(), torch.cuda.stream(stream):
             return call()
 
-    return _other_thread().submit(there).result()
+    before = backends.benchmark_limit
+    backends.benchmark_limit = 0
+    try:
+        return _other_thread().submit(there).result()
+    finally:
+        backends.benchmark_limit = before
 
 
 def peers(
@@ -153,7 +158,7 @@ def peers(
         calls[f"torch_{layout}" if search else f"torch_default_{layout}"] = call
         if search and device.type == "cuda":
             every = functools.partial(call, limit=0)
-            calls[f"torch_{layout}_all"] = functools.partial(torch_over_all_plans, every, device)
+            calls[f"torch_{layout}_all"] = functools.partial(over_all_plans, every, device)
     if device.type != "cuda":
         return calls, refused
     problems = {}

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from fastconv import ops, rewrites, settings, swap
 from fastconv.fuse import graph as graphs
@@ -182,7 +182,7 @@ def fuse(
     if model.training:
         raise RuntimeError("model is in training mode; expected model.eval(): batch norms are folded as they are there")
     tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-    if lazy := [name for name, tensor in tensors if isinstance(tensor, UninitializedTensorMixin)]:
+    if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
         raise ops.UnsupportedError(
             f"model has values that are not there yet, {lazy[0]}; call it once before it is fused"
         )
