@@ -228,6 +228,16 @@ def test_what_a_smaller_limit_on_the_error_costs(project):
     assert "| `fp32` | 64 | 2.00x | **0.71x** | vgg1_1 **0.25x** | 1 of 2 | 0.50 | 0.50 |" in table  # 50 and 400 to 200
 
 
+def test_networks_say_which_times_are_of_few_rounds(project):
+    document = results.read(project / "benchmarks/results/h200/networks.json")
+    assert "rounds" not in network_report.summary(document)
+    document["rows"][0] |= {"rounds": 3}
+    document["rows"][1] |= {"rounds": 20}
+    said = "Of fewer than 20 rounds, ours: resnet50, `fp32`, eager (3)."
+    assert network_report.summary(document).endswith(said)
+    assert network_report.table(document, "fp32").endswith(said)
+
+
 def test_sets_table(project):
     folder = project / "benchmarks/results"
     rows = [layer_row("res1", "fp16", 100.0, us) for us in (200.0, 50.0)] + [layer_row("res1", "fp16", 1.0, 9.0, n=1)]
@@ -302,12 +312,62 @@ def test_numbers_within_a_sentence(project):
         "best_network/fp32": "2.00 to 2.00",
         "convolutions/fp32": "ResNet-50 7.0 ms instead of 14.0",
         "speedup/layers/bf16/64": "(not measured)",
+        "commit/layers": "0123456789ab",
+        "vgg16/fp32/64": "(not measured)",
+        "torch_error/layers/fp32/64": "(not measured)",
     }
     for name, words in expected.items():
         text = f"We are <!-- results:h200/said/{name} -->old<!-- /results --> times faster."
         assert documents.fill(text, folder) == text.replace("old", words)
     with pytest.raises(ValueError, match="h200/said/nothing"):
         documents.region("h200/said/nothing", folder)
+
+
+def test_vgg16_is_the_sum_of_its_layers_and_errors_are_over_pytorchs(project):
+    folder = project / "benchmarks/results"
+    names = ("vgg1_1", "vgg1_2", "vgg2_1", "vgg2_2", "vgg3_1", "vgg3_2", "vgg4_1", "vgg4_2", "vgg5")
+    peers = {"torch_nchw": 5000.0, "torch_nhwc": 4000.0, "torch_nhwc_all": 1.0, "cudnn_fft": 3000.0}
+    peers |= {"cudnn_winograd_nonfused": 2.0, "cutlass_3xtf32": 2000.0}  # the former is refused
+    notes = {"cudnn_winograd_nonfused": "no rival: error 7.1e-05 is beyond the class (5e-05)"}
+    changes = {"peers": peers, "notes": notes, "peer_errors": {"torch_nchw": 1e-7, "torch_nhwc": 4e-7}}
+    changes |= {"algorithms": {"winograd_f4": 1000.0, "direct": 800.0, "null": 1.0}}
+    changes |= {"errors": {"direct": {"l2": 2e-6}}}
+    rows = [layer_row(name, "fp32", 1000.0, 2000.0, **changes) for name in names]
+    results.write(folder / "h200/layers.json", {**HEAD, "rows": rows})
+    expected = {
+        "vgg16/fp32/64": "PyTorch 52.00 ms, the fastest of cuDNN's on each layer 39.00, the fastest of all rivals "
+        "26.00, ours 13.00",
+        "torch_error/layers/fp32/64": "2.5 times on vgg5",
+        "peer_error/layers/fp32/64/torch_nhwc": "4e-07",
+        "error_of/layers/fp32/64/direct": "5.0 to 5.0",
+        "error_of/layers/fp32/64/winograd_f2": "(not measured)",
+        "any_error/layers/fp32/64": "0.80",
+    }
+    for name, words in expected.items():
+        assert documents.region(f"h200/said/{name}", folder) == words
+
+
+def test_sentences_of_training_and_of_the_host(project):
+    folder = project / "benchmarks/results"
+    step = {"network": "unet", "batch": 32, "class": "tf32", "mode": "eager", "us": 100.0, "groups": None}
+    step |= dict.fromkeys(("kernels_us", "peer_kernels_us", "peak_bytes", "peer_peak_bytes", "loss_error"))
+    step |= {"peers": {"torch_eager": 91.0}, "best_peer": "torch_eager", "best_peer_us": 91.0}
+    rows = [step, step | {"network": "vgg16", "best_peer_us": 120.0}, step | {"class": "fp32", "best_peer_us": 150.0}]
+    results.write(folder / "h200/training.json", {**HEAD, "suite": "training", "rows": rows})
+    call = {"layer": "3x3", "class": "fp16", "form": "swapped", "call": "no_grad", "us": 46.6, "torch_us": 50.0}
+    call |= {"empty_operator_us": 3.0}
+    other = call | {"form": "frozen", "call": "compile"}  # is in no sentence
+    results.write(folder / "h200/host.json", {**HEAD, "suite": "host", "rows": [call, other]})
+    expected = {
+        "training/tf32": "0.91 to 1.20",
+        "training/tf32/losses": "U-Net 0.91",
+        "training/fp32/losses": "none",
+        "training/amp_fp16/losses": "(not measured)",
+        "host/3x3/fp16": "no gradients 47 (50)",
+        "host/1x1/fp16": "(not measured)",
+    }
+    for name, words in expected.items():
+        assert documents.region(f"h200/said/{name}", folder) == words
 
 
 ROOT = Path(documents.__file__).parents[2]

@@ -7,6 +7,15 @@ from benchmarks.reports import common
 from benchmarks.reports.networks import TITLES, speedup_of
 
 CALLS = ("no_grad", "forward", "forward_backward", "compile")
+# What a sentence has of a layer's rows: (form, call) -> in words.
+SAID = {
+    ("swapped", "no_grad"): "no gradients",
+    ("frozen", "no_grad"): "frozen",
+    ("swapped", "forward"): "recording them",
+    ("swapped", "forward_backward"): "forward and backward",
+    ("swapped", "compile"): "compiled",
+    ("functional", "no_grad"): "`fastconv.conv2d`",
+}
 
 
 def table(document: Document) -> str:
@@ -28,6 +37,17 @@ def table(document: Document) -> str:
         lines.append([*line, common.us(first["empty_operator_us"])])
     drawn = common.markdown_table(header, lines)
     return "\n\n".join([drawn, *common.other_commits(document, document["rows"])])
+
+
+def sentence(document: Document, layer: str, accuracy: str) -> str:
+    """Microseconds of a layer's calls, ours and, in brackets, PyTorch's; "" if none was measured."""
+    rows = [row for row in document["rows"] if (row["layer"], row["class"]) == (layer, accuracy)]
+    its = {(row["form"], row["call"]): row for row in rows}
+    parts = []
+    for key, words in SAID.items():
+        if (row := its.get(key)) and row["us"] and row["torch_us"]:
+            parts.append(f"{words} {row['us']:.0f} ({row['torch_us']:.0f})")
+    return ", ".join(parts)
 
 
 def _pair(row: Row | None, ours: str, theirs: str) -> str:

@@ -26,6 +26,11 @@ def rows_of(document: Document, accuracy: str, n: int, layout: str = "nhwc") -> 
     return [row for row in rows if row["layout"] == shown]
 
 
+def is_refused(row: Row, peer: str) -> bool:
+    """Whether a peer of the row is no rival, since its error is beyond the class."""
+    return REFUSED.search(row.get("notes", {}).get(peer, "")) is not None
+
+
 def _error_ratio(row: Row) -> float | None:
     return row["error"] / row["peer_error"] if row["error"] is not None and row["peer_error"] else None
 
@@ -33,7 +38,7 @@ def _error_ratio(row: Row) -> float | None:
 def over_tf32(document: Document, n: int) -> dict[str, float]:
     """Of each layer: how many times faster class fp32 is than the fastest TF32 of the same layer."""
     theirs = {row["layer"]: row["best_peer_us"] for row in rows_of(document, "tf32", n)}
-    ours = {row["layer"]: row["us"] for row in rows_of(document, "fp32", n)}
+    ours = {row["layer"]: row["us"] for row in rows_of(document, "fp32", n) if not is_wrong(row)}
     return {layer: theirs[layer] / us for layer, us in ours.items() if us and theirs.get(layer)}
 
 

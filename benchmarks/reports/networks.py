@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from benchmarks.networks.parts import NAME as CUDNN_BEST
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
 
+FULL_ROUNDS = 20  # of a time that stands in a table; of fewer is told
 AUTOTUNED = ("compile_max_autotune", "frozen_max_autotune")
 TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "densenet161": "DenseNet-161"}
 TITLES |= {"yolov3": "YOLOv3", "unet": "U-Net", "rrdb": "RRDB (ESRGAN)", "sd_vae_decoder": "VAE decoder"}
@@ -120,7 +121,15 @@ def table(document: Document, accuracy: str) -> str:
         line += [common.scientific(row["logits_error"]), common.scientific(row.get("peer_error"))]
         line += [_percent(row["top1_agreement"]), _percent(row.get("peer_top1_agreement"))]
         lines.append([*line, *(common.mib(row.get(name)) for name in ("peak_bytes", "peer_peak_bytes"))])
-    return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, rows)])
+    below = [*few_rounds(rows), *common.other_commits(document, rows)]
+    return "\n\n".join([common.markdown_table(header, lines), *below])
+
+
+def few_rounds(rows: Sequence[Row]) -> list[str]:
+    """A sentence where times of ours are of fewer rounds than others."""
+    few = [row for row in rows if row.get("rounds") and row["rounds"] < FULL_ROUNDS]
+    names = [f"{row['network']}, `{row['class']}`, {row['mode']} ({row['rounds']})" for row in few]
+    return [f"Of fewer than {FULL_ROUNDS} rounds, ours: {'; '.join(names)}."] if names else []
 
 
 def by_network(document: Document, accuracy: str | None) -> dict[Key, dict[str, Row]]:
@@ -179,7 +188,8 @@ def summary(
         lines.append(
             [*line, common.times(speedup_of(ours, best_us)), *(common.times(v and v.speedup) for v in of_rivals)]
         )
-    return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, rows)])
+    below = [*few_rounds(rows), *common.other_commits(document, rows)]
+    return "\n\n".join([common.markdown_table(header, lines), *below])
 
 
 def rivals_table(autotune: Document | None, cudnn: Document | None) -> str:

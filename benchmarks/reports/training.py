@@ -37,7 +37,7 @@ def table(document: Document, accuracy: str | None = None) -> str:
     for row in rows:
         us, peer_us = row["us"], row["best_peer_us"]
         tf32 = speedup_of(us, row.get("best_tf32_peer_us"))
-        line = [_name(row), str(row["batch"]), f"`{row['class']}`", row["mode"]]
+        line = [name_of(row), str(row["batch"]), f"`{row['class']}`", row["mode"]]
         line += [_step(us, row["kernels_us"]), common.ms(row["kernels_us"]), _step(peer_us, row["peer_kernels_us"])]
         line += [f"`{row['best_peer']}`" if row["best_peer"] else "-", common.ms(row["peer_kernels_us"])]
         line += [common.times(speedup_of(us, peer_us)), common.times(tf32)]
@@ -56,12 +56,12 @@ def groups_table(document: Document, accuracy: str | None = None) -> str:
         theirs = row.get("peer_groups", {}).get(row["best_peer"])
         cells = [_pair(row["groups"], theirs, [group]) for group in GROUPS]
         cells.append(_pair(row["groups"], theirs, GROUPS))
-        lines.append([_name(row), f"`{row['class']}`", row["mode"], *cells])
+        lines.append([name_of(row), f"`{row['class']}`", row["mode"], *cells])
     drawn = common.markdown_table(["network", "class", "mode", *GROUPS, "all"], lines)
     return "\n\n".join([drawn, *common.other_commits(document, rows)])
 
 
-def _name(row: Row) -> str:
+def name_of(row: Row) -> str:
     name: str = row["network"]
     return TITLES.get(name, name)
 
