@@ -124,13 +124,14 @@ def _another_network(name: str, classes: str = "fp16,tf32", workers: int = 4, ba
     return _networks("networks_others", _FORMS, "--network", name, *forms, *of_batch)
 
 
-def _networks(suite: str, peers: str, *options: str) -> Step:
+def _networks(suite: str, peers: str, *options: str, modes: str = "compile,fused_graph") -> Step:
     """Whole networks against other rivals, in a file of their own. Ours is timed again, in the forms that are its
     fastest: a speed is a ratio of times of one run."""
-    command = ("networks", "--suite", suite, "--modes", "compile,fused_graph", "--peers", peers, *options)
+    command = ("networks", "--suite", suite, "--modes", modes, "--peers", peers, *options)
     return Step(suite, command)
 
 
+_NETWORKS = ("yolov3", "rrdb", "vgg16", "densenet161", "sd_vae_decoder", "resnet50", "unet")  # of README's table
 _OTHERS = (
     "efficientnet_b0", "hrnet_w18", "segformer_mit_b2", "repvgg_b1", "mobilenet_v3_large", "convnext_tiny", "yolov8n",
     "retinanet_resnet50_fpn", "sd15_unet", "sdxl_unet",
@@ -252,25 +253,28 @@ PHASES: dict[str, Phase] = {
         quiet=True,
     ),
     "gradients_others": Phase(((*_gradients("weight", _OTHER_CLASSES), *_gradients("input", _OTHER_CLASSES)),)),
-    # What is timed of cuDNN alone goes with the leanest kernels around it, which are those of frozen networks.
+    # What is timed of cuDNN alone goes with the leanest kernels around it, which are those of frozen networks. Neither
+    # these nor `fused` are graphs, so that the memory that they take can be told.
     "networks_cudnn": Phase(
         (
-            (
+            tuple(
                 _networks(
-                    "networks_cudnn", "torch_eager,folded_eager,frozen_default,cudnn_best_layers", "--workers", "3",
-                    "--compile-limit", "150",
-                ),
+                    "networks_cudnn", "torch_eager,folded_eager,frozen_default,cudnn_best_layers", "--network", name,
+                    "--workers", "2", "--compile-limit", "150", modes="fused,compile,fused_graph",
+                )
+                for name in _NETWORKS
             ),
         )
     ),
     # Compiled beside each other for the caches alone; what max-autotune keeps it has timed with the GPU for itself.
     "networks_autotune": Phase(
         (
-            (
+            tuple(
                 _networks(
-                    "networks_autotune", "compile_max_autotune,frozen_max_autotune", "--compile-workers", "3",
-                    "--compile-limit", "600",
-                ),
+                    "networks_autotune", "compile_max_autotune,frozen_max_autotune", "--network", name,
+                    "--compile-workers", "3", "--compile-limit", "600",
+                )
+                for name in _NETWORKS
             ),
         )
     ),
