@@ -240,7 +240,7 @@ PHASES: dict[str, Phase] = {
         )
     ),
     "training_compiled": Phase(
-        ((*(Step("training", ("training", "--network", name, "--modes", "compile")) for name in training.BATCHES),),),
+        (tuple(Step("training", ("training", "--network", name, "--modes", "compile")) for name in training.BATCHES),),
         quiet=True,
     ),
     "alone": Phase(

@@ -208,8 +208,9 @@ class LayerState:
 
 
 def is_eager(*tensors: Tensor | None) -> bool:
-    """Whether a call on these tensors computes, here and now: not traced, transformed, faked or overridden."""
-    if _is_compiling():
+    """Whether a call on these tensors, the first of which there has to be, computes, here and now: not traced,
+    transformed, faked or overridden."""
+    if tensors[0] is None or _is_compiling():
         return False
     for tensor in tensors:
         if tensor is not None and not (type(tensor) in PLAIN and (tensor.is_cuda or tensor.is_cpu)):

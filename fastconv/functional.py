@@ -128,7 +128,7 @@ def _again(
 ) -> Tensor | None:
     """`conv2d` with arguments that were checked when this weight was met last; None if they were not, or it is not for
     what is kept of that call to compute."""
-    known = None if input is None else known_call(weight, asked)
+    known = known_call(weight, asked)
     if known is None or not is_eager(input, weight, bias, residual) or input.layout is not torch.strided:
         return None
     state, key = known

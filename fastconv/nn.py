@@ -125,7 +125,7 @@ class Conv2d(Layer, nn.Conv2d):
         if self.padding_mode != "zeros":
             x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0, 0)
         # A replica of DataParallel lives for one call; packing for it would cost more than it saves.
-        if x is None or not is_eager(x, weight, bias, residual) or "_is_replica" in self.__dict__:
+        if not is_eager(x, weight, bias, residual) or "_is_replica" in self.__dict__:
             return self._plain(x, weight, bias, padding, residual, activation, slope, residual_after, max_pool)
         if type(padding) is not tuple:
             x, padding = explicit_padding(x, weight, padding, self.dilation)

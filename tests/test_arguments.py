@@ -154,14 +154,15 @@ def test_a_variable_is_checked_when_it_is_read(
 
 
 def test_no_tensor_is_said_to_be_none_also_behind_a_call_that_was_right() -> None:
-    layer = fastconv.Conv2d(4, 4, 3, padding=1)
+    layers = fastconv.Conv2d(4, 4, 3, padding=1), fastconv.ConvTranspose2d(4, 4, 3), fastconv.Conv1d(4, 4, 3)
+    calls = [lambda x: fastconv.conv2d(x, W), *layers]
     for _ in range(3):
-        fastconv.conv2d(X, W)
-        layer(X)
-        for call in (lambda: fastconv.conv2d(None, W), lambda: layer(None)):  # type: ignore[arg-type]
+        for call, x in zip(calls, (X, X, X, X[..., 0]), strict=True):
+            call(x)
+        for call in calls:
             for grad in (True, False):
                 with torch.set_grad_enabled(grad), pytest.raises(TypeError, match="input"):
-                    call()
+                    call(None)
 
 
 def test_more_bytes_than_there_are_is_any_number_of_them(read_settings: Callable[..., dict[str, Any]]) -> None:

@@ -61,7 +61,7 @@ def test_the_matrix_product_ends_with_bias_residual_and_relu(layer, layout):
     bias = torch.randn(layer.k, dtype=torch.float64)
     for addends in ((bias,), (bias, residual)):
         expected = peers.torch_unfused(lambda: peers.torch_convolution(x, weight, layer, False), *addends)
-        found = cublas.fused(x, weight, layer, False, *addends)
+        found = peers.cublas_fused(x, weight, layer, False, *addends)
         assert found.shape == expected.shape
         assert layer_group.testing.errors(found, expected).relative_l2 < 1e-14
 
@@ -115,7 +115,7 @@ def test_another_thread_computes_what_this_one_would():
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device: a stream")
     x, weight, _ = operands_of(LAYERS[1], "nhwc", "forward", device="cuda")
-    call = lambda: peers.torch_convolution(x, weight, LAYERS[1], False, limit=0)  # noqa: E731
+    call = lambda: peers.torch_convolution(x, weight, LAYERS[1], False)  # noqa: E731
     found = peers.over_all_plans(call, x.device)  # each thread may settle for another plan
     assert layer_group.testing.errors(found, call().double()).relative_l2 < 1e-6
 

@@ -40,6 +40,11 @@ def project(tmp_path):
     return tmp_path
 
 
+def check_said(folder, expected):
+    for name, words in expected.items():
+        assert documents.region(f"h200/said/{name}", folder) == words
+
+
 def test_layer_table_shows_a_lost_layer_as_lost(project):
     document = results.read(project / "benchmarks/results/h200/layers.json")
     table = layer_tables.layer_table(document, "fp32", 64)
@@ -343,8 +348,7 @@ def test_vgg16_is_the_sum_of_its_layers_and_errors_are_over_pytorchs(project):
         "error_of/layers/fp32/64/winograd_f2": "(not measured)",
         "any_error/layers/fp32/64": "0.80",
     }
-    for name, words in expected.items():
-        assert documents.region(f"h200/said/{name}", folder) == words
+    check_said(folder, expected)
 
 
 def test_sentences_of_training_and_of_the_host(project):
@@ -366,8 +370,7 @@ def test_sentences_of_training_and_of_the_host(project):
         "host/3x3/fp16": "no gradients 47 (50)",
         "host/1x1/fp16": "(not measured)",
     }
-    for name, words in expected.items():
-        assert documents.region(f"h200/said/{name}", folder) == words
+    check_said(folder, expected)
 
 
 ROOT = Path(documents.__file__).parents[2]

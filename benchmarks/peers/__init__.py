@@ -96,15 +96,15 @@ def pair(value: int | Sequence[int]) -> list[int]:
 
 def torch_convolution(
     x: torch.Tensor, weight: torch.Tensor, layer: Any, tf32: bool, direction: str = "forward",
-    grad: torch.Tensor | None = None, limit: int = 10, search: bool = True,
+    grad: torch.Tensor | None = None, search: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """PyTorch's convolution, or its gradient of `direction`, with cudnn.benchmark=True over up to `limit` plans (0:
-    all), or without a search: what cuDNN's heuristics propose.
+    """PyTorch's convolution, or its gradient of `direction`, with cudnn.benchmark=True over as many plans as
+    cudnn.benchmark_limit says (`over_all_plans`), or without a search: what cuDNN's heuristics propose.
     The global switches are restored. layer: anything with stride, padding, dilation (numbers, or pairs of height
     and width) and groups."""
     geometry = (*map(pair, (layer.stride, layer.padding, layer.dilation)), False, [0, 0], layer.groups)
     backends = torch.backends.cudnn
-    with backends.flags(enabled=True, benchmark=search, benchmark_limit=limit, deterministic=False, allow_tf32=tf32):
+    with backends.flags(enabled=True, benchmark=search, benchmark_limit=None, deterministic=False, allow_tf32=tf32):
         if grad is None:
             switches = search, False, True, tf32  # benchmark, deterministic, enabled
             return torch.ops.aten._convolution.default(x, weight, None, *geometry, *switches)
@@ -157,8 +157,7 @@ def peers(
         call = functools.partial(torch_convolution, x, weight, layer, tf32, direction, grad, search=search)
         calls[f"torch_{layout}" if search else f"torch_default_{layout}"] = call
         if search and device.type == "cuda":
-            every = functools.partial(call, limit=0)
-            calls[f"torch_{layout}_all"] = functools.partial(over_all_plans, every, device)
+            calls[f"torch_{layout}_all"] = functools.partial(over_all_plans, call, device)
     if device.type != "cuda":
         return calls, refused
     problems = {}
@@ -209,6 +208,16 @@ def torch_fused(
         return torch.ops.aten.cudnn_convolution_add_relu.default(x, weight, residual, 1.0, bias, *geometry)
 
 
+def cublas_fused(
+    x: torch.Tensor, weight: torch.Tensor, layer: Layer, tf32: bool, bias: torch.Tensor,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The same by cuBLAS: bias and ReLU in the product's end where that is all of a 1x1 layer in channels_last."""
+    if residual is None and cublas.is_product(layer) and not x.is_contiguous():
+        return cublas.pointwise_relu(x, weight, tf32, bias)
+    return torch_unfused(functools.partial(cublas.convolution, x, weight, layer, tf32), bias, residual)
+
+
 def _fused_peers(
     operands: Operands, refuse: Callable[[torch.Tensor], str], announce: Callable[[str], None],
     banned: Mapping[str, str],
@@ -224,7 +233,7 @@ def _fused_peers(
             arguments = x, weight, layer, layout, "forward", None, *addends
             search = functools.partial(_cudnn_plan, arguments, tf32, refuse, announce, banned)
             calls[f"cudnn_graph_{layout}"] = Searched(search)
-            calls[f"cublas_{layout}"] = functools.partial(cublas.fused, x, weight, layer, tf32, *addends)
+            calls[f"cublas_{layout}"] = functools.partial(cublas_fused, x, weight, layer, tf32, *addends)
     return calls
 
 

@@ -30,21 +30,12 @@ def convolution(
         return _unrolled(x, weight, layer, direction, grad)
 
 
-def fused(
-    x: Tensor, weight: Tensor, layer: Layer, tf32: bool, bias: Tensor, residual: Tensor | None = None
-) -> Tensor:  # fmt: skip
-    """ReLU(convolution + bias [K] + residual [N, K, P, Q]): bias and ReLU in the end of cuBLAS's product where that is
-    all of a 1x1 layer in channels_last, else in as few passes as in-place operators allow."""
-    if is_product(layer) and residual is None and not x.is_contiguous():
-        n, c, h, w = x.shape
-        pixels, filters = x.permute(0, 2, 3, 1).reshape(-1, c), weight.reshape(-1, c)
-        with _tf32(tf32):
-            return torch._addmm_activation(bias, pixels, filters.t()).view(n, h, w, -1).permute(0, 3, 1, 2)
-    y = convolution(x, weight, layer, tf32)
-    y += bias.view(1, -1, 1, 1)
-    if residual is not None:
-        y += residual
-    return y.relu_()
+def pointwise_relu(x: Tensor, weight: Tensor, tf32: bool, bias: Tensor) -> Tensor:
+    """ReLU(1x1 convolution + bias [K]) of x in channels_last, in one product whose end has bias and ReLU."""
+    n, c, h, w = x.shape
+    pixels, filters = x.permute(0, 2, 3, 1).reshape(-1, c), weight.reshape(-1, c)
+    with _tf32(tf32):
+        return torch._addmm_activation(bias, pixels, filters.t()).view(n, h, w, -1).permute(0, 3, 1, 2)
 
 
 @contextlib.contextmanager

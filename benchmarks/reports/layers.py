@@ -208,8 +208,9 @@ def sets_table(documents: dict[str, Document]) -> str:
             for accuracy in classes:
                 rows = rows_of(document, accuracy, n)
                 ratios = [value for row in rows if (value := ratio(row))]
-                wrong = f", {sum(map(is_wrong, rows))} wrong" if any(map(is_wrong, rows)) else ""
-                span = f" ({min(ratios):.2f} to {max(ratios):.2f}{share(set_name, rows)}{wrong})" if ratios else ""
+                wrong = sum(map(is_wrong, rows))
+                among = share(set_name, rows) + (f", {wrong} wrong" if wrong else "")
+                span = f" ({min(ratios):.2f} to {max(ratios):.2f}{among})" if ratios else ""
                 text = f"{common.mean(ratios):.2f}{span}" if ratios else "-"
                 cells.append(f"**{text}**" if ratios and (common.mean(ratios) or 0) < 1 else text)
             lines.append([direction + title, str(n), *cells])
