@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import textwrap
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from benchmarks.harness.results import Document, Row, slug
 from benchmarks.layers.sets import floor_us
@@ -13,6 +15,7 @@ from fastconv.models.layers import Layer
 # Colours mean the same in all figures: what it is about, or a win, is blue; a loss is red; the rest of ours light blue;
 # others' grey. Where a colour only tells lines or classes apart it is one of matplotlib's, in its order.
 OURS, ALSO_OURS, LOSS, NEUTRAL = "#2a6f97", "#9cc5dc", "#c44536", "#8d99ae"
+EM = 0.6  # the mean width of a letter of a figure's font, in its size, rounded up
 
 
 def win_or_loss(speedup: float) -> str:
@@ -98,3 +101,10 @@ def machine_line(document: Document) -> str:
     parts += [f"CUDA {document['cuda']}" if document["cuda"] else "", f"torch {document['torch']}"]
     parts += [f"cuDNN {document['cudnn']}" if document["cudnn"] else "", f"commit {document['commit'][:12]}"]
     return ", ".join(part for part in [*parts, document["date"][:10]] if part) + "."
+
+
+def title(figure: Any, message: str, document: Document, size: float = 8.0) -> None:
+    """The message of a figure and its GPU, at the left, in as many lines as its width asks for."""
+    letters = int(figure.get_figwidth() * 72 / (size * EM))
+    lines = textwrap.wrap(f"{message} ({document['gpu']})", letters)
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=size)

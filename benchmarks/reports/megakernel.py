@@ -21,6 +21,11 @@ from fastconv.figures import new_figure, save_figure
 from fastconv.models.layers import LAYERS
 
 SWEPT = {"d_ig": "D_IG", "d_go": "D_GO", "m": "M"}
+AXES = {
+    "d_ig": "D_IG: tasks from an input task\nto the product that needs it",
+    "d_go": "D_GO: tasks from a product\nto its output task",
+    "m": "M: products that share a block of filters",
+}
 
 
 def rows_of(document: Document, part: str, accuracy: str | None = None) -> list[Row]:
@@ -230,23 +235,22 @@ RATIOS = (
 def plot_layers(document: Document, accuracy: str, path: Path) -> None:
     """Bars per layer: times faster than its own tasks in series, than winograd_f4, than cuDNN's non-fused Winograd."""
     rows = rows_of(document, "layers", accuracy)
-    figure, axes = new_figure(8.0, 3.2)
+    figure, axes = new_figure(9.0, 3.2)
     for index, (label, ratio, colour) in enumerate(RATIOS):
-        pairs = [(place + 0.27 * (index - 1), value) for place, row in enumerate(rows) if (value := ratio(row))]
+        pairs = [(place + 0.29 * (index - 1), value) for place, row in enumerate(rows) if (value := ratio(row))]
         if not pairs:
             continue
-        places, values = [place for place, _ in pairs], [value for _, value in pairs]
-        axes.bar(places, values, color=colour, width=0.25, label=label)
-        for place, value in pairs:
-            axes.text(place, value, f"{value:.2f}", ha="center", va="bottom", fontsize=5)
+        axes.bar(*zip(*pairs, strict=True), color=colour, width=0.27, label=label)
+        for at, value in pairs:
+            axes.text(at, value, f" {value:.2f}", ha="center", va="bottom", fontsize=5, rotation=90)
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(rows)), [row["layer"] for row in rows], rotation=60)
     axes.set_ylabel("times faster than")
-    said = [f"{label} {value:.2f}" for label, ratio, _ in RATIOS if (value := common.mean(map(ratio, rows)))]
-    message = f"Megakernel, class {accuracy}, batch {rows[0]['n']}, times as fast as {', '.join(said)}"
-    figure.suptitle(f"{message} ({document['gpu']})", x=0.01, ha="left", fontsize=9)
-    axes.margins(x=0.01, y=0.12)
-    figure.legend(loc="outside right center", frameon=False, fontsize=8)
+    axes.margins(x=0.01, y=0.15)
+    axes.legend(frameon=False, fontsize=7, ncols=3, loc="upper left")
+    said = [f"{value:.2f} over {label}" for label, ratio, _ in RATIOS if (value := common.mean(map(ratio, rows)))]
+    message = f"Megakernel, class {accuracy}, batch {rows[0]['n']}, times as fast: {', '.join(said)}"
+    common.title(figure, message, document)
     save_figure(figure, path)
 
 
@@ -277,26 +281,34 @@ def plot_channels(document: Document, path: Path) -> None:
 
 
 def plot_mapping(document: Document, accuracy: str, names: Sequence[str], path: Path) -> None:
-    """Time against parameters of the map, a panel each, a line per layer, over the time of winograd_f4."""
-    figure, first = new_figure(3.0 + 2.6 * len(names), 3.0)
+    """Time over winograd_f4's against parameters of the map, a panel each, a line per layer; planned values ringed."""
+    planned = {row["layer"]: row for row in rows_of(document, "mapping", accuracy) if row["variant"] == "planned"}
+    figure, first = new_figure(3.0 + 2.6 * len(names), 3.2)
     first.remove()
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axes, name in zip(panels, names, strict=True):
         for index, (layer, rows) in enumerate(_swept(document, accuracy, name).items()):
             rows = [row for row in rows if row["algorithms"].get(STAGED)]
             values = [int(row["variant"].partition("=")[2]) for row in rows]
             times = [row["us"] / row["algorithms"][STAGED] for row in rows]
-            label = layer if axes is panels[0] else None
+            label = f"{layer}, {rows[0]['c']} channels" if axes is panels[0] and rows else None
             axes.plot(values, times, marker="o", markersize=3, label=label, color=f"C{index}")
+            its = planned.get(layer)
+            if its and its["algorithms"].get(STAGED):
+                ratio = its["us"] / its["algorithms"][STAGED]
+                axes.scatter(its[name], ratio, s=60, facecolors="none", edgecolors=f"C{index}")
+        axes.axhline(1.0, color="black", linewidth=0.8)
         if name == "m":
             axes.set_xscale("log", base=2)
         else:
             axes.set_xscale("symlog", base=2, linthresh=16)
-        axes.set_xlabel(SWEPT[name] + ("" if name == "m" else ", tasks"))
-        axes.set_ylabel("time / that of winograd_f4")
+            axes.set_xlim(-4, 1.2 * axes.get_xlim()[1])  # room for the last ring
+        axes.set_xlabel(AXES[name])
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(_mapping_message(document, accuracy, names), x=0.01, ha="left", fontsize=10)
-    figure.legend(loc="outside right center", frameon=False, fontsize=8)
+    panels[0].plot([], [], "o", markersize=8, markerfacecolor="none", color="black", label="planned")
+    panels[0].set_ylabel("time / that of winograd_f4")
+    figure.legend(loc="outside right center", frameon=False, fontsize=7)
+    common.title(figure, _mapping_message(document, accuracy, names), document)
     save_figure(figure, path)
 
 

@@ -13,7 +13,7 @@ from benchmarks.layers.suite import is_wrong
 from benchmarks.peers import REFUSED
 from benchmarks.reports import common
 from benchmarks.reports.papers import counters
-from benchmarks.reports.papers.shared import NOTHING, File, Wins, classes_of, of_class, rows_in, span, title, wins
+from benchmarks.reports.papers.shared import NOTHING, File, Wins, classes_of, of_class, rows_in, span, wins
 from fastconv.figures import new_figure, save_figure
 
 NAME = "cuconv"
@@ -275,7 +275,7 @@ def plot(document: Document, algorithm: str, accuracy: str, path: Path) -> None:
     panels[0].set_ylabel("times faster than cuDNN's best")
     found = wins(over_source(row, algorithm) for row in rows)
     message = f"{algorithm}, class {accuracy}: faster than cuDNN in NCHW on {found.won} of {found.count} configurations"
-    title(figure, message, document)
+    common.title(figure, message, document)
     save_figure(figure, path)
 
 
@@ -304,7 +304,7 @@ def plot_survey(document: Document, accuracy: str, path: Path) -> None:
     )
     message = f"Class {accuracy}, median of each variant's time over the fastest of all; fastest of all: {said}"
     message += f" of {len(rows)} configurations"
-    title(figure, message, document)
+    common.title(figure, message, document)
     save_figure(figure, path)
 
 

@@ -20,7 +20,6 @@ from benchmarks.reports.papers.shared import (
     of_class,
     percent,
     rows_in,
-    title,
 )
 from benchmarks.studies.ladder import HALF, PREFIX, TILE, class_of
 from benchmarks.studies.ladder import RUNGS as LADDER
@@ -261,7 +260,7 @@ def beside_rivals(file: File) -> str:
     document = file("paper_lenet5") or {"rows": []}
     parts = []
     for accuracy, arithmetic in LADDERS.items():
-        n = max((n for n in _batches(document) if best_of_each(document, n, accuracy)), default=0)
+        n = _last(document, accuracy)
         best, rival = best_of_each(document, n, accuracy), _rival(document, accuracy, n)
         if best and rival:
             parts.append(f"{best[1] / 1e3:.1f} ms in {arithmetic} against {rival / 1e3:.1f} ms of the best rival")
@@ -307,7 +306,7 @@ def plot_ladder(document: Document, accuracy: str, path: Path) -> None:
     axes.margins(x=0.1, y=0.01)
     best = fastest_rung(document, n, accuracy)
     fastest = f": {_short(best[0])} is its fastest rung" if best else ""
-    title(figure, f"LeNet-5's ladder, {LADDERS[accuracy]} arithmetic{fastest}", document)
+    common.title(figure, f"LeNet-5's ladder, {LADDERS[accuracy]} arithmetic{fastest}", document)
     save_figure(figure, path)
 
 
@@ -348,7 +347,7 @@ def plot_tiles(document: Document, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("time / the best tile's")
     panels[0].legend(frameon=False, fontsize=7)
-    title(figure, f"The fastest tile: {', '.join(said)}", document)
+    common.title(figure, f"The fastest tile: {', '.join(said)}", document)
     save_figure(figure, path)
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import statistics
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.harness.results import Document, Row
 from benchmarks.layers.sets import FFMA_FLOPS, bandwidth_of
@@ -15,7 +13,6 @@ from benchmarks.reports import common
 
 NOTHING = "(not measured)"
 EVEN = 0.995  # a ratio from here on is no loss: it reads as 1.00
-EM = 0.6  # the mean width of a letter of a figure's font, in its size, rounded up
 File = Callable[[str], Document | None]
 
 
@@ -116,10 +113,3 @@ def without_empty(table: str) -> str:
     header, *rows = lines[:1] + lines[2:]
     kept = [at for at in range(len(header)) if at == 0 or any(row[at].strip() not in ("-", "") for row in rows)]
     return common.markdown_table([header[at] for at in kept], [[row[at] for at in kept] for row in rows])
-
-
-def title(figure: Any, message: str, document: Document, size: float = 8.0) -> None:
-    """The message of a figure and its GPU, at the left, in as many lines as its width asks for."""
-    letters = int(figure.get_figwidth() * 72 / (size * EM))
-    lines = textwrap.wrap(f"{message} ({document['gpu']})", letters)
-    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=size)

@@ -15,7 +15,7 @@ from benchmarks.papers.single_image import BEYOND, SOURCE
 from benchmarks.peers import REFUSED
 from benchmarks.reports import common
 from benchmarks.reports.networks import speedup_of
-from benchmarks.reports.papers.shared import NOTHING, File, classes_of, of_class, rows_in, short_name, span, title
+from benchmarks.reports.papers.shared import NOTHING, File, classes_of, of_class, rows_in, short_name, span
 from fastconv.figures import new_figure, save_figure
 
 NAME = "single_image"
@@ -297,7 +297,7 @@ def plot(document: Document, accuracy: str, path: Path) -> None:
     axes.legend(frameon=False, fontsize=7)
     gains = [value for value in series[0][2] if value]
     message = f"Batch 1, class {accuracy}: {span(gains)} times as fast as cuDNN's fused convolution"
-    title(figure, message, document)
+    common.title(figure, message, document)
     save_figure(figure, path)
 
 

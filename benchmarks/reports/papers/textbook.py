@@ -31,7 +31,6 @@ from benchmarks.reports.papers.shared import (
     rates,
     short_name,
     span,
-    title,
 )
 from fastconv.figures import new_figure, save_figure
 
@@ -197,7 +196,7 @@ def plot(document: Document, accuracy: str, path: Path) -> None:
     message = (
         f"Class {accuracy}: tiles and products of the unrolled input lift the rungs; above the FP32 units' roof are "
     )
-    title(figure, message + "caches and tensor cores", document)
+    common.title(figure, message + "caches and tensor cores", document)
     axes.legend(frameon=False, fontsize=6)
     save_figure(figure, path)
 
