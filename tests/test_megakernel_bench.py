@@ -136,7 +136,7 @@ def test_regions_and_figures_from_a_file(tmp_path):
     assert set(figures) == {f"h200_megakernel_{part}_fp32.svg" for part in parts} | {"h200_megakernel_channels.svg"}
     for figure, draw in figures.items():
         draw(tmp_path / "figures" / figure)
-    assert "D_GO, tasks" in (tmp_path / "figures" / "h200_megakernel_distances_fp32.svg").read_text()
+    assert "D_GO: tasks from a product" in (tmp_path / "figures" / "h200_megakernel_distances_fp32.svg").read_text()
     assert "recorded time" in (tmp_path / "figures" / "h200_megakernel_tasks_fp32.svg").read_text()
 
 
