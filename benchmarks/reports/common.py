@@ -53,7 +53,7 @@ def mib(value: float | None, digits: int = 0) -> str:
 
 
 def times(value: float | None) -> str:
-    """A ratio to the rival; below one it is a loss, and in bold."""
+    """A ratio to the rival; below one it is a loss, and in bold, also where it reads as 1.00."""
     if value is None:
         return "-"
     return f"{value:.2f}x" if value >= 1 else f"**{value:.2f}x**"

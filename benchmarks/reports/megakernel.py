@@ -275,7 +275,7 @@ def plot_channels(document: Document, path: Path) -> None:
     label, ratio, _ = shown[0]
     means = [common.mean(map(ratio, rows_of(document, "layers", name))) for name in present]
     said = ", ".join(f"{name} {value:.2f}" for name, value in zip(present, means, strict=True) if value)
-    figure.suptitle(f"Over {label}: {said} in geometric mean ({document['gpu']})", x=0.01, ha="left", fontsize=10)
+    common.title(figure, f"Over {label}: {said} in geometric mean", document, 10)
     figure.legend(loc="outside right center", frameon=False, fontsize=8)
     save_figure(figure, path)
 
@@ -340,7 +340,7 @@ def plot_rivals(document: Document, accuracy: str, path: Path) -> None:
     axes.set_xlabel("microseconds")
     order = [name for name, _ in pairs]
     message = f"Class {accuracy}, {row['layer']}, batch {row['n']}: the megakernel is number {order.index(NAME) + 1}"
-    figure.suptitle(f"{message} of {len(order)} ({document['gpu']})", x=0.01, ha="left", fontsize=10)
+    common.title(figure, f"{message} of {len(order)}", document, 10)
     axes.margins(x=0.1, y=0.02)
     save_figure(figure, path)
 

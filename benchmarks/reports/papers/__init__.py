@@ -19,7 +19,7 @@ megakernel/filters, megakernel/counters, cuconv/counters
 <source>/said                       one sentence: what holds of the source's claim
 <source>/said/<name>                others: SENTENCES of the source's module
 
-Where a file does not exist yet: `(not measured)`. A ratio that reads as 1.00 is no loss.
+Where a file does not exist yet: `(not measured)`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,6 @@ def region(rest: Sequence[str], files: Mapping[str, File]) -> str | None:
 
     files: GPU -> suite -> its document, None if there is none. What the first GPU has no rows of the next one may have.
     """
-    text = _region(rest, files)
-    return None if text is None else text.replace("**1.00x**", "1.00x")
-
-
-def _region(rest: Sequence[str], files: Mapping[str, File]) -> str | None:
     match rest:
         case ["index"]:
             return index.table(files)

@@ -11,7 +11,7 @@ from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import speedup_of
 from benchmarks.reports.papers import cuconv, lenet5, megakernel, single_image, textbook
-from benchmarks.reports.papers.shared import NOTHING, File, is_loss, of_class, rows_in, span, wins
+from benchmarks.reports.papers.shared import NOTHING, File, of_class, rows_in, span, wins
 from benchmarks.studies.ladder import HALF, PREFIX
 
 
@@ -30,7 +30,7 @@ def _megakernel(file: File) -> tuple[str, str]:
         parts.append(f" (`{accuracy}` {', '.join(gains)})" if parts else f"over {named}")
     if not parts:
         return NOTHING, NOTHING
-    behind = [f"`{accuracy}`" for accuracy, gain in staged.items() if gain and is_loss(gain)]
+    behind = [f"`{accuracy}`" for accuracy, gain in staged.items() if gain and gain < 1]
     verdict = "Mixing pays" + (f"; in {', '.join(behind)} separate kernels win" if behind else "")
     return "".join(parts), verdict
 

@@ -16,7 +16,6 @@ from benchmarks.reports.papers.shared import (
     File,
     bytes_of,
     classes_of,
-    is_loss,
     of_class,
     percent,
     rows_in,
@@ -229,7 +228,7 @@ def said(file: File) -> str:
         gains = {step: its[n] for step, its in step_gains(document).items() if n in its and step in names}
         if gains:
             most = max(gains, key=lambda step: gains[step])
-            lost = sum(map(is_loss, gains.values()))
+            lost = sum(gain < 1 for gain in gains.values())
             text = f"of the ladder's {len(gains)} steps, tiles aside, the one worth most there is {most}, "
             text += f"{gains[most]:.2f} times"
             parts.append(f"{text}; {lost} cost time" if lost else text)

@@ -10,7 +10,7 @@ from benchmarks.harness.results import Document, Row
 from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
 from benchmarks.reports.papers.megakernel_plots import BATCH, of_batch, tiles_of
-from benchmarks.reports.papers.shared import NOTHING, File, is_loss, rows_in, span
+from benchmarks.reports.papers.shared import NOTHING, File, rows_in, span
 from benchmarks.studies.megakernel import FILTER_FORMS
 
 CLASSES = ("ieee", "fp32")
@@ -138,7 +138,7 @@ def filters(file: File) -> str:
         gains = [packing / tasks for packing, tasks in times if packing and tasks]
         if gains:
             text = f"at batch {n} tasks are {span(gains)} times as fast as packing in every call"
-            parts.append(f"{text}, slower on {sum(map(is_loss, gains))} of {len(gains)} layers")
+            parts.append(f"{text}, slower on {sum(gain < 1 for gain in gains)} of {len(gains)} layers")
     return "; ".join(parts) or NOTHING
 
 

@@ -12,7 +12,6 @@ from benchmarks.layers.sets import FFMA_FLOPS, bandwidth_of
 from benchmarks.reports import common
 
 NOTHING = "(not measured)"
-EVEN = 0.995  # a ratio from here on is no loss: it reads as 1.00
 File = Callable[[str], Document | None]
 
 
@@ -67,10 +66,6 @@ def classes_of(document: Document, order: Sequence[str]) -> list[str]:
 
 def percent(share: float | None) -> str:
     return "-" if share is None else f"{share * 100:.1f} %"
-
-
-def is_loss(gain: float) -> bool:
-    return gain < EVEN
 
 
 def span(values: Iterable[float], form: str = ".2f", unit: str = "") -> str:

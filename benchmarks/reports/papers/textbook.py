@@ -26,7 +26,6 @@ from benchmarks.reports.papers.shared import (
     File,
     bytes_of,
     classes_of,
-    is_loss,
     of_class,
     rates,
     short_name,
@@ -159,7 +158,7 @@ def said(file: File) -> str:
         both = [(found[layer, before][1], us) for (layer, name), (_, us) in found.items() if name == rung
                 if (layer, before) in found]  # fmt: skip
         gains = [first / second for first, second in both]
-        if gains and all(map(is_loss, gains)):
+        if gains and all(gain < 1 for gain in gains):
             text += f"; `{rung}` is a step back, {span(gains)} times as fast as `{before}`"
     if others := behind(document, "ieee"):
         worse = sum(ratio > 1 for ratio in others)
