@@ -12,6 +12,12 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in PLAIN
 
 
+def is_without_pixels(images: Tensor) -> bool:
+    """Whether height or width [.., H, W] is zero: the padding of a transposed convolution may leave none. A symbol is
+    not zero."""
+    return any(type(size) is int and size == 0 for size in images.shape[-2:])
+
+
 # PyTorch's own wrappers, which take any operator; by name, since not all are imported.
 _DTENSOR = "torch.distributed.tensor.DTensor"
 _WRAPPERS = (

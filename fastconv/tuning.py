@@ -414,7 +414,9 @@ def _measure(
     so many beside PyTorch's"""
     device = convolution.device
     asked = convolution.pass_, convolution.problem(), ops.device_info(device)
-    rows = [row for row in selection.candidates(*asked) if row["auto_eligible"]]
+    every = selection.candidates(*asked)
+    # PyTorch's alone where none is within the class: what `auto` takes then.
+    rows = [row for row in every if row["auto_eligible"]] or [row for row in every if row["algorithm"] == "torch"]
     rows.sort(key=lambda row: row["cost_us"])
     rows = [row for i, row in enumerate(rows) if most is None or i < most or row["algorithm"] == "torch"]
     planned, failures = _C.choose_by_cost(*asked), dict[str, str]()

@@ -71,6 +71,18 @@ def test_only_what_is_wanted(algorithm: str, wanted: tuple[bool, ...], device: s
             assert relative_error(tensor.grad.double(), leaf.grad) < 2e-6
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recorded", [False, True], ids=["operator", "layer"])
+def test_an_output_without_pixels_has_gradients_of_zero(recorded: bool, device: str) -> None:
+    layer = fastconv.ConvTranspose2d(8, 5, 3, padding=2, device=device)
+    x = torch.randn(2, 8, 2, 7, device=device, requires_grad=True)
+    made = layer(x) if recorded else fastconv.conv_transpose2d(x, layer.weight, layer.bias, padding=2)
+    assert made.shape == (2, 5, 0, 5)
+    made.sum().backward()
+    for tensor in (x, layer.weight, layer.bias):
+        assert torch.equal(tensor.grad, torch.zeros_like(tensor))
+
+
 def test_no_operator_of_python_is_called() -> None:
     layer = fastconv.ConvTranspose2d(8, 16, 2, 2, algorithm="implicit_gemm")
     x, grad = torch.randn(2, 8, 7, 7, requires_grad=True), torch.randn(2, 16, 14, 14)

@@ -9,7 +9,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import fastconv
-from fastconv import _C, cli, measured, ops, settings, timing, tuning
+from fastconv import _C, cli, measured, ops, selection, settings, timing, tuning
 from fastconv.ops import autograd
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
@@ -62,6 +62,18 @@ def test_autocast_and_epilogues_are_recorded():
     with torch.autocast("cpu", torch.bfloat16):
         (found,) = tuning.record(model, X)
     assert found.dtype == torch.bfloat16
+
+
+def test_where_nothing_is_eligible_torch_is_measured(times, monkeypatch):
+    """As of a weight gradient that is beyond its class by PyTorch's Winograd, where nothing of ours serves."""
+    found = selection.candidates
+    monkeypatch.setattr(
+        selection, "candidates", lambda *asked: [row | {"auto_eligible": False} for row in found(*asked)]
+    )
+    model = nn.Sequential(nn.Conv2d(8, 4, 3)).requires_grad_(False)
+    fastconv.swap_(model)
+    (row,) = fastconv.tune(model, X).rows
+    assert (row.algorithm, row.us, row.failures) == ("torch", {"torch": 100.0}, {})
 
 
 def test_tune_from_end_to_end(cache_folder):

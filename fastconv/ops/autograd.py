@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from fastconv import failures, ops, settings
 from fastconv.ops import autocast, fake, gradients, norms, plain, scatter  # noqa: F401  (four register themselves)
 from fastconv.ops.geometry import Geometry, from_operator
-from fastconv.tensors import is_plain
+from fastconv.tensors import is_plain, is_without_pixels
 
 aten = torch.ops.aten
 
@@ -453,10 +453,11 @@ def _gradients_in_python(
         memory_format = ops.format_of(input, weight)
         seen = grad.contiguous(memory_format=memory_format)  # so that its gradients are what nn.Conv2d's are
         dx = dw = db = None
-        if transposed:
+        if transposed and is_without_pixels(seen):
+            dx, dw = torch.zeros_like(input), torch.zeros_like(weight)
+        elif transposed:
             if wanted & 1:
-                flags = rest[2]
-                dx = conv2d(seen, weight, None, None, *split, algorithm, precision, "none", 0.0, flags, *limits)
+                dx = conv2d(seen, weight, None, None, *split, *rest[:2], "none", 0.0, *rest[2:])
             if wanted & 2:
                 dw = weight_gradient(seen, input, weight.shape, *split, *rest)
         elif torch.is_grad_enabled() or not is_plain(grad):

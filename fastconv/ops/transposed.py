@@ -18,6 +18,7 @@ from torch import Tensor
 from fastconv import _C, ops
 from fastconv.ops import autograd, plain
 from fastconv.ops.geometry import Geometry
+from fastconv.tensors import is_without_pixels
 
 
 def output_size(
@@ -108,7 +109,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     # A name says what computes the transposed convolution; its derivatives are others, which it may not fit.
     ctx.algorithm = "torch" if algorithm == "torch" else "auto"
     ctx.precision, ctx.flags, *ctx.limits = rest
-    ctx.sizes = weight.shape
+    ctx.sizes, ctx.input_sizes = weight.shape, input.shape
     ctx.save_for_backward(input if ctx.needs_input_grad[1] else None, weight if ctx.needs_input_grad[0] else None)
 
 
@@ -117,6 +118,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     shared = (*ctx.geometry, ctx.algorithm, ctx.precision)
     of_input, of_weight, of_bias = ctx.needs_input_grad[:3]
     dx = dw = None
+    if is_without_pixels(grad):
+        dx = grad.new_zeros(ctx.input_sizes) if of_input else None
+        dw = grad.new_zeros(ctx.sizes) if of_weight else None
+        return dx, dw, grad.sum((0, 2, 3)) if of_bias else None, *[None] * 10
     if of_input:
         dx = autograd.conv2d(grad, weight, None, None, *shared, "none", 0.0, ctx.flags, *ctx.limits)
         dx = dx[:, :, : dx.shape[2] - ctx.more[0], : dx.shape[3] - ctx.more[1]] if any(ctx.more) else dx
