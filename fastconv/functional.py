@@ -47,7 +47,8 @@ def conv2d(
         groups: a divisor of C and K.
         algorithm: ``"auto"``, or a name from `fastconv.algorithms`.
         precision: accuracy class of float32 tensors: ``"ieee"`` FP32 arithmetic only, ``"fp32"`` FP32-accurate by any
-            means, ``"tf32"`` TF32-accurate; None follows ``torch.backends.cudnn.conv.fp32_precision``.
+            means, ``"tf32"`` within `max_error` of TF32's error; None follows
+            ``torch.backends.cudnn.conv.fp32_precision``, which is TF32 by default.
         max_error: how far ``"auto"`` may go: the error that an algorithm must be expected to make, as a multiple of
             PyTorch's own in the class, at least 1; None: 4, in class ``"fp32"`` on CUDA 1.5. Counts for the gradients,
             too. `fastconv.explain` tells every algorithm's, docs/concepts/numerics.md derives them.
