@@ -16,7 +16,7 @@ from fastconv import _C, ops
 from fastconv.models.compare import CLASS_DTYPE, precision_of
 from fastconv.models.layers import Layer
 
-# TaskRecord in csrc/device/task_trace.cuh.
+# TaskRecord in csrc/winograd/task_trace.cuh.
 RECORD = ("taken", "begin", "end", "kind", "group", "index", "ticket", "worker", "processor", "block")
 
 

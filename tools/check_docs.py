@@ -1,7 +1,6 @@
 """Checks the documents, without network: every relative link of a document leads to a file of the checkout and, with an
-anchor, to a heading; every figure is shown somewhere; every document that the source names exists, and every source
-file that a document names, but for the frozen log; README and docs/performance.md stay as short as they are meant to
-be."""
+anchor, to a heading; every figure is shown somewhere; every path that a comment or a document names exists, but for the
+frozen log; README and docs/performance.md stay as short as they are meant to be."""
 
 from __future__ import annotations
 
@@ -11,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("csrc", "fastconv", "benchmarks", "tests", "tools")
+SOURCES = ("csrc", "fastconv", "benchmarks", "tests", "tools", "examples")
 SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".py", ".def", ".md"}
 MAX_README_BYTES, MAX_PERFORMANCE_LINES = 8192, 250
 LINK = re.compile(r"\]\(([^()\s]+)\)")
-CITED = re.compile(r"\bdocs/[\w./-]*\.md\b")
+# A path from the root of the checkout, or a pattern of paths; what begins a string is the program's, not a reader's.
+CITED = re.compile(
+    rf"(?<![\w./\"{{-])(?:docs|{'|'.join(SOURCES)})/[\w./*-]*(?:\.(?:md|cuh|cu|h|cpp|py|def)\b|\w\.\*|\w\*)"
+)
 NAMED = re.compile(r"`([\w./-]+\.(?:cuh|cu|h|cpp|py|def))`")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 
@@ -58,26 +60,29 @@ def hidden_figures(root: Path) -> Iterator[str]:
             yield f"{path.relative_to(root)} is shown by no document"
 
 
+def living_documents(root: Path) -> list[Path]:
+    return [path for path in documents(root) if root / "docs/log" not in path.parents and path.name != "CHANGELOG.md"]
+
+
 def wrong_citations(root: Path) -> Iterator[str]:
-    for folder in SOURCES:
-        for path in sorted(root.glob(f"{folder}/**/*")):
-            if path.suffix in SUFFIXES and path.name != "test_documents.py":
-                for line, text in enumerate(path.read_text().splitlines(), 1):
-                    for cited in CITED.findall(text):
-                        if not (root / cited).exists():
-                            yield f"{path.relative_to(root)}:{line}: {cited} does not exist"
+    sources = {path for folder in SOURCES for path in root.glob(f"{folder}/**/*") if path.suffix in SUFFIXES}
+    for path in sorted(sources | set(living_documents(root))):
+        if path.name != "test_documents.py":
+            for line, text in enumerate(path.read_text().splitlines(), 1):
+                for cited in CITED.findall(LINK.sub("", text)):
+                    if not any(root.glob(cited)):
+                        yield f"{path.relative_to(root)}:{line}: {cited} does not exist"
 
 
 def wrong_names(root: Path) -> Iterator[str]:
-    """A document names a file by its path, or by as much of the end of it as is clear there."""
-    sources = [path.relative_to(root) for folder in (*SOURCES, "examples") for path in root.glob(f"{folder}/**/*")]
+    """A document may also name a file by as much of the end of its path as is clear there."""
+    sources = [path.relative_to(root) for folder in SOURCES for path in root.glob(f"{folder}/**/*")]
     known = {"/".join(path.parts[first:]) for path in sources for first in range(len(path.parts))}
     known |= {path.name for path in root.glob("*.py")}
-    for path in documents(root):
-        if root / "docs/log" not in path.parents and path.name != "CHANGELOG.md":
-            for name in NAMED.findall(FENCE.sub("", path.read_text())):
-                if name not in known:
-                    yield f"{path.relative_to(root)}: {name} does not exist"
+    for path in living_documents(root):
+        for name in NAMED.findall(FENCE.sub("", path.read_text())):
+            if name not in known and not CITED.search(f"`{name}`"):
+                yield f"{path.relative_to(root)}: {name} does not exist"
 
 
 def lengths(root: Path) -> Iterator[str]:

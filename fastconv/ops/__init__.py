@@ -310,7 +310,7 @@ def ladder(
     constant_filters: bool, rows: int, columns: int, output: Tensor, workspace: Tensor | None,
 ) -> None:  # fmt: skip
     """A convolution by one of the kernels of two sources' optimisation ladders, into `output`; for measurements alone
-    (benchmarks/papers/ladder.py). CUDA, contiguous, float32, or float16 with products and sums in half.
+    (benchmarks/studies/ladder.py). CUDA, contiguous, float32, or float16 with products and sums in half.
 
     form: "direct", "unroll", whose `workspace` (uint8) holds the unrolled input of one image or more, or "fused".
     restricted: pointers are `__restrict__`. constant_size: the filter's size is a template constant. constant_filters:

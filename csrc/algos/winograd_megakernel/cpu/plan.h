@@ -21,7 +21,7 @@ constexpr int points = 36;
 
 // CPU: filters are the lanes of a vector; rows of V and M start at multiples of 32 bytes.
 constexpr std::int64_t filter_lanes = 16, channel_multiple = 8;
-constexpr std::int64_t cpu_channel_block = 64;  // of a transform task: what fits the L1 cache (winograd_cpu.h)
+constexpr std::int64_t cpu_channel_block = 64;  // of a transform task: what fits the L1 cache (winograd/cpu.h)
 
 inline std::int64_t padded_channels(const ConvProblem& problem) { return round_up(problem.c, channel_multiple); }
 inline std::int64_t padded_filters(const ConvProblem& problem) { return round_up(problem.k, filter_lanes); }

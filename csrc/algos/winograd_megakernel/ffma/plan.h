@@ -24,7 +24,7 @@ constexpr int stage_channels = 16;  // that a product loads at once
 constexpr int stage_v = stage_channels * tile_m, stage_u = stage_channels * block_filters;  // floats
 constexpr int transform_channels = 64;                           // of an input or output task: channels or filters
 constexpr int teams = 3;                                         // of a block
-constexpr std::size_t block_bytes = teams * std::size_t{49408};  // of shared memory (ffma_kernel.cuh)
+constexpr std::size_t block_bytes = teams * std::size_t{49408};  // of shared memory (kernel.cuh)
 
 // What depends on the weight alone (the rule of packed_weight()).
 struct Weights {
