@@ -1,12 +1,11 @@
-"""Errors of every algorithm against float64, beside PyTorch's: the measured columns of docs/concepts/numerics.md.
-
-usage: python tools/measure_errors.py [cpu|cuda]
-Prints a Markdown table. `error`: relative L2, the worst over the shapes below; `times PyTorch`: the worst ratio to
+"""Prints the errors of every algorithm against float64, beside PyTorch's, as a Markdown table: the measured columns of
+docs/concepts/numerics.md. `error`: relative L2, the worst over five shapes; `times PyTorch`: the worst ratio to
 PyTorch's own error (the larger of its two layouts) on the same shape; `bias`: the signed bias of largest magnitude.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -29,7 +28,9 @@ SHAPES = [
 
 
 def main() -> None:
-    device = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("device", nargs="?", choices=["cpu", "cuda"], default="cpu")
+    device = parser.parse_args().device
     print("| algorithm | class | expected (times PyTorch) | times PyTorch | error | bias |\n|---|---|---|---|---|---|")
     for algorithm in OWN:
         for cls in ALGORITHMS[algorithm]["accuracy"]:

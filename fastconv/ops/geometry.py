@@ -20,10 +20,6 @@ class Geometry(NamedTuple):
     dilation: Sequence[int]
     groups: int
 
-    @property
-    def has_unit_stride(self) -> bool:
-        return list(self.stride) == [1, 1]
-
 
 def from_operator(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`function(tensor, tensor, sizes, geometry, ...)` as an operator calls it: the geometry one by one."""
