@@ -53,10 +53,10 @@ const char* name_of(InstructionSet set) {
 
 namespace {
 
-// The units of a CPU's cost models: the memory's rate, of all threads, and the vectors' rate of a thread in loops as
-// compilers make them; matrix products reach about twice that. AVX-512: models were fitted with it; AVX2: chosen
-// beside it (docs/log/65-cpu-choice.md).
-// Neither: a quarter of AVX2's arithmetic, by the width of its vectors and without FMA; nobody has measured it.
+// The units of a CPU's cost models: memory bandwidth of all threads, and the FLOP rate of one thread in loops that the
+// compiler vectorises; matrix products reach about twice that. The models were fitted with AVX-512's units, AVX2's were
+// chosen to match (docs/log/65-cpu-choice.md). With neither: a quarter of AVX2's arithmetic (vector width, no FMA), not
+// measured.
 struct Cpu {
   double bandwidth_bytes_per_s, fp32_flops_per_s;
 };
@@ -76,8 +76,8 @@ DeviceInfo cpu_device(int threads, InstructionSet set) {
 
 namespace {
 
-// Sustained rates of whole devices. H200: measured (docs/performance.md). The others: the same shares of their data
-// sheets' peaks; nobody has measured them.
+// Sustained rates of whole devices. H200: measured (docs/performance.md). H100: the H200's, except for memory
+// bandwidth (docs/log/90-choices.md). A100: the H200's shares of the data sheets' peaks, not measured.
 struct Gpu {
   const char* name;  // as the driver gives it
   double bandwidth_bytes_per_s, fp32_flops_per_s, fp16_tensor_flops_per_s, clock_hz;

@@ -24,7 +24,7 @@ constexpr bool is_gated(Activation activation) { return activation >= Activation
 // Where a residual is added: before the activation or after it.
 enum class Residual : std::uint8_t { none, before, after };
 
-// What a caller admits of the algorithm that computes for him.
+// The caller's limits on the choice of an algorithm.
 struct Limits {
   // How far `auto` may go: a multiple of PyTorch's own expected error in the class, at least 1. 0: the default limit.
   double max_error = 0.0;

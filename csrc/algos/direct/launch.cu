@@ -8,8 +8,8 @@ namespace fastconv::algos::direct {
 namespace {
 
 // One thread per output element, serial over C, R, S: no atomics, deterministic. Consecutive threads take consecutive
-// elements of y in memory, so that stores coalesce in either layout, and x (NCHW) or the weight's reuse (NHWC) with
-// them.
+// elements of y in memory, so stores coalesce in either layout. In NCHW neighbours are pixels: reads of x coalesce, the
+// weight is a broadcast. In NHWC they are filters: x is a broadcast, reads of the weight are strided.
 template <typename T>
 __global__ void convolve(ConvProblem problem, const T* __restrict__ x,  // [N, C, H, W]
                          const T* __restrict__ weight,                  // [K, C/G, R, S]

@@ -35,7 +35,7 @@ constexpr bool fits(Mode mode) {
   return mode == (std::is_same_v<T, half_t> ? Mode::fp16 : Mode::bf16);
 }
 
-// Lanes of a block's row for `items` vectors: a power of two up to 32, then a multiple of 32.
+// Lanes of a block's row of so many vectors: a power of two from 8 to 32, then a multiple of 32, `most` at most.
 int row_lanes(int items, int most) {
   int lanes = 8;
   while (lanes < items && lanes < 32) lanes *= 2;
