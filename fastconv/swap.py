@@ -110,7 +110,8 @@ class SwapRow:
 
 
 class SwapReport:
-    """What `swap_` did. `print(report)` shows a table; rows follow the layers, so print it again after a forward."""
+    """What `swap_` did; `rows` has a `SwapRow` for each convolution. `print(report)` shows a table. Rows follow the
+    layers: print it again after a forward pass."""
 
     def __init__(self, rows: list[SwapRow], dry_run: bool = False) -> None:
         self.rows = rows
