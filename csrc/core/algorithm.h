@@ -34,15 +34,15 @@ struct ConvPlan {
   std::size_t workspace_bytes = 0;  // from torch's allocator, per call
   double cost_us = 0.0;             // estimate: only the order of two plans matters
   std::shared_ptr<const KernelPlan> kernel_plan = nullptr;
-  // NCHW input is brought into NHWC before the kernels run, by whoever calls them: evaluate() adds the memory and the
-  // time of that to what plan() answers.
+  // The caller brings NCHW input into NHWC before the kernels run; evaluate() adds the memory and time of that to what
+  // plan() answers.
   bool reads_nhwc = false;
-  // The plan is of the convolution without its max-pool, which whoever runs it has follow: evaluate() adds its time.
+  // The plan is for the convolution without its max-pool, which the caller runs after it; evaluate() adds its time.
   bool pools_apart = false;
-  // So are what it does not do of an affine input and of ranges: whoever runs it norms the input before, or copies it
-  // into a tensor of its own, or the output from one.
+  // Likewise without an affine input or ranges of channels: the caller norms the input first, or copies it into a dense
+  // tensor, or the output from one.
   bool norms_apart = false, copies_x = false, copies_y = false;
-  // A gated activation (is_gated), and with it a residual behind it: passes over y, which is a tensor of its own then.
+  // Likewise without a gated activation (is_gated) and a residual after it: passes over y, which must then be dense.
   bool activates_apart = false;
 };
 
@@ -60,14 +60,14 @@ struct TransformNoise {
   double noisiest_pixel = 1.0;   // over `gain`, at most: where one pixel outweighs its tile
 };
 
-// How outputs come to be: one by one, as sums of products (the defaults), or in tiles, which share rounding errors.
+// How outputs are computed: one by one, as sums of products (the defaults), or in tiles, which share rounding errors.
 struct Arithmetic {
   int tile_rows = 1, tile_columns = 1;  // outputs of a tile; the first begins at output 0, 0
   TransformNoise noise = {};            // none: all of them are 1
   bool exact = true;                    // on small integers: no constant is irrational
 };
 
-// What of a problem the kernels do themselves; if not, supports() and plan() never see it, and the planner adds a pass.
+// What the kernels do themselves. For anything else supports() and plan() never see it, and the planner adds a pass.
 struct Abilities {
   bool pool = false;    // ConvProblem::max_pool
   bool affine = false;  // input_affine

@@ -29,7 +29,7 @@ inline double tensor_us(double flops, double share, const DeviceInfo& device) {
 // Clocks of a multiprocessor.
 inline double clocks_us(double clocks, const DeviceInfo& device) { return 1e6 * clocks / device.clock_hz; }
 
-// So many blocks in waves of so many at once: the last wave takes as long as a full one.
+// Blocks in waves of so many at once: the last wave takes as long as a full one.
 inline double in_whole_waves(double blocks, double at_once) { return std::ceil(blocks / at_once) * at_once; }
 
 // Bringing a tensor of `bytes` from NCHW to NHWC: a launch, reading and writing.
@@ -43,8 +43,8 @@ inline double max_pool_us(const ConvProblem& problem, const DeviceInfo& device) 
   return launch_us + memory_us(elements * static_cast<double>(size_of(problem.dtype)), 0.9, device);
 }
 
-// Reading `from` bytes and writing `to` elsewhere, in a launch: what stands around kernels that take no ranges of
-// channels or no affine input.
+// A launch that reads `from` bytes and writes `to`: the passes around kernels without ranges of channels or affine
+// inputs.
 inline double pass_us(double from, double to, const DeviceInfo& device) {
   return launch_us + memory_us(from + to, 0.8, device);
 }
@@ -52,7 +52,7 @@ inline double pass_us(double from, double to, const DeviceInfo& device) {
 // A function of PyTorch's of each element, behind a convolution: `bytes` read and written.
 inline double elementwise_us(double bytes, const DeviceInfo& device) { return 2.0 + memory_us(bytes, 1.0, device); }
 
-// A CPU function's shares with each instruction set. `generic` takes AVX2's: nobody has measured it.
+// A CPU function's shares with each instruction set. `generic` takes AVX2's, without measurements.
 template <typename Rates>
 struct CpuRates {
   Rates avx2, avx512;
@@ -62,7 +62,7 @@ struct CpuRates {
   }
 };
 
-// A CPU function that is there for the tests, and never the fastest.
+// A CPU function for the tests, never the fastest.
 inline double reference_us(const ConvProblem& problem, const DeviceInfo& device) {
   return 15.0 + 1e6 * problem.direct_flops() / (2e9 * device.processors);
 }

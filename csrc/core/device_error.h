@@ -1,5 +1,5 @@
-// How CUDA sources report a failure of the machine: without the headers of exceptions and strings, which each of them
-// would compile for the host and for every architecture.
+// How CUDA sources report device failures, without the headers of exceptions and strings, which each source would
+// compile for the host and for every architecture.
 #pragma once
 
 namespace fastconv {

@@ -1,4 +1,4 @@
-// Where a problem runs. A plain struct, so that tests plan for GPUs that are not there.
+// Where a problem runs. A plain struct, so that tests can plan for GPUs that are not present.
 #pragma once
 
 #include <cstddef>
@@ -30,15 +30,15 @@ struct DeviceInfo {
 // Of a longer one the beginning.
 void set_name(DeviceInfo& device, const char* name);
 
-// Leaves of a CUDA device what kernels built for these architectures (FASTCONV_CUDA_ARCHS) can run there: without
-// `90a` nothing of Hopper's, whose bodies are empty in all others; has_kernels is false if none can be loaded.
+// Reduces a CUDA device to what kernels built for these architectures (FASTCONV_CUDA_ARCHS) can use: without `90a` no
+// Hopper kernels, whose bodies are empty in other builds; has_kernels is false if none can be loaded.
 void limit_to_build(DeviceInfo& device, const char* architectures);
 
-// What this machine has, asked at run time as the loader does that picks among the kernels' versions.
+// What this machine has, detected at run time like the loader's choice among the kernels' versions.
 InstructionSet instruction_set_here();
 const char* name_of(InstructionSet set);  // "generic", "avx2", "avx512"
 
-// So many threads of a CPU, with the rates of its instruction set's row in the table of CPUs.
+// A CPU with so many threads, at the rates of its instruction set in the table of CPUs.
 DeviceInfo cpu_device(int threads, InstructionSet set);
 // Sets the sustained rates of a CUDA device whose name, compute capability and processors are known: those of its row
 // in the table of GPUs, or shares of its peaks at `boost_hz` (of the multiprocessors) and `memory_bytes_per_s`.

@@ -1,5 +1,5 @@
 // The constants of cost models that are fitted to measured times by a program: `python -m benchmarks fit` reads result
-// files and writes core/fitted.def. What a constant means stands where it is used, in its algorithm's cost model.
+// files and writes core/fitted.def. Its algorithm's cost model says what a constant means.
 #pragma once
 
 #include "core/cost.h"

@@ -5,8 +5,8 @@
 
 namespace fastconv {
 
-// Which taps of the weight are those of the flipped filter, along one dimension: tap i of residue a is base + a - step
-// i of the weight, or zero where there is no such tap. A filter of its own for each residue.
+// Along one dimension, the taps of the weight that make up the flipped filter: tap i for residue a is the weight's tap
+// base + a - step i, or zero if there is none. Each residue is a separate filter.
 struct FlippedTaps {
   std::int64_t count, residues, base, step;
 };

@@ -17,7 +17,7 @@ constexpr auto round_up(A value, B multiple) {
   return ceil_div(value, multiple) * multiple;
 }
 
-// The parts of a workspace or a packed weight begin at multiples of this: what copies and vectors of any width ask for.
+// Parts of a workspace or packed weight are aligned to this, which suffices for copies and vectors of any width.
 constexpr std::size_t align_bytes(std::size_t bytes) { return round_up(bytes, std::size_t{256}); }
 
 }  // namespace fastconv

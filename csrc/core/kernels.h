@@ -1,5 +1,5 @@
-// What running an algorithm needs: pointers, and a Runtime that stands between the kernels and torch. Every CUDA source
-// reads this, four times over: no heavy headers here.
+// What running an algorithm needs: pointers, and a Runtime between the kernels and torch. Every CUDA source includes
+// this and is compiled four times: no heavy headers here.
 #pragma once
 
 #include <cstddef>

@@ -6,8 +6,8 @@
 
 namespace fastconv {
 
-// A launch and what a block waits for, its walk over the reduction; the products of whole tiles; input and output read
-// and written, conversions among them.
+// A launch with a block's waits; its walk over the reduction; the products of whole tiles; input and output read and
+// written, conversions included.
 struct LibraryTimes {
   double launch;         // us
   double term;           // us for each 1000 terms of the reduction
@@ -20,7 +20,7 @@ struct LibraryTimes {
   }
 };
 
-// Products of images in NCHW, one by one: tiles of 128 pixels end with each image. How much more that is than its
+// Products of images in NCHW, one by one: tiles of 128 pixels end with each image. By what factor that exceeds its
 // pixels.
 inline double image_tiles_factor(const ConvProblem& problem) {
   const std::int64_t pixels = problem.p() * problem.q();
@@ -32,8 +32,8 @@ inline double image_tiles_factor(const ConvProblem& problem) {
 
 namespace algos::torch {
 
-// What is known of an input gradient beside its problem: what PyTorch takes for the convolutions that it is made of and
-// what it takes to weave them, and whether they are the alternative.
+// What is known of an input gradient beside its problem: PyTorch's time for the convolutions it is made of, the time to
+// interleave them, and whether they are the alternative.
 struct SameConvolutions {
   double us, weaving_us;
   bool are_torch;

@@ -1,4 +1,4 @@
-// A max-pool of what lies in memory, behind a convolution or by itself: plain data, no torch, no CUDA.
+// A max-pool of a tensor in memory, after a convolution or on its own: plain data, no torch, no CUDA.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace fastconv {
 
 // y[n,c,p,q] = max_{r,s} x[n, c, p*stride_h + r*dilation_h - pad_h, q*stride_w + s*dilation_w - pad_w], as PyTorch's
-// max_pool2d: what lies outside of x is -infinity, NaN is larger than all else.
+// max_pool2d: values outside x are -infinity, NaN is larger than everything.
 struct MaxPool {
   std::int64_t n = 0, c = 0, h = 0, w = 0;  // x [N, C, H, W]
   std::int64_t p = 0, q = 0;                // y [N, C, P, Q]: how the size is rounded is the caller's

@@ -1,5 +1,5 @@
-// Outputs in NHWC of a few filters that are no whole vectors: kernels whose tiles have 64 filters and more store them
-// one by one, between lanes that store nothing, and take longer than the models of wider outputs say.
+// NHWC outputs of a few filters that do not fill whole vectors: kernels with tiles of 64 or more filters store them one
+// by one, between idle lanes, and take longer than the models for wider outputs predict.
 #pragma once
 
 #include "core/problem.h"

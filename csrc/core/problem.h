@@ -1,4 +1,4 @@
-// What is to be computed: plain data, no torch, no CUDA, and no <string> (core/names.h), for kernels' sources read it.
+// What is to be computed: plain data, no torch, no CUDA, and no <string> (core/names.h), since kernels include it.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,8 @@ enum class Layout : std::uint8_t { nchw, nhwc };
 
 enum class Activation : std::uint8_t { none, relu, relu6, silu, leaky_relu, gelu, gelu_tanh, hardswish, sigmoid };
 
-// A gate, or x times one. On a GPU kernels of their own end with these, so that those of the others have no branch for
-// them; elsewhere they are a pass. (SiLU, which is one, too, is an end of all kernels.)
+// A gate, or x times one. On a GPU separate kernels end with these, so that the other kernels have no branch for them;
+// elsewhere they are a pass. (SiLU is also a gate, but all kernels can end with it.)
 constexpr bool is_gated(Activation activation) { return activation >= Activation::gelu; }
 
 // Where a residual is added: before the activation or after it.

@@ -1,6 +1,5 @@
-// The rounding error that an algorithm must be expected to make: the relative L2 error of its result, in roundoffs of
-// float32 (2^-24), on data whose neighbours are of like size. docs/concepts/numerics.md derives the numbers and
-// measures them.
+// The expected rounding error of an algorithm: the relative L2 error of its result, in roundoffs of float32 (2^-24), on
+// data whose neighbours are of similar size. docs/concepts/numerics.md derives and measures the numbers.
 #pragma once
 
 #include <algorithm>

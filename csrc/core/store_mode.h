@@ -13,7 +13,7 @@ enum class StoreMode : int {
   elements,  // either, value by value
 };
 
-// The widest that the sizes allow, for a kernel that stores so many filters at once.
+// The widest mode that the sizes allow, for a kernel that stores so many filters at once.
 inline StoreMode select_store_mode(const ConvProblem& problem, std::int64_t filters) {
   if (problem.layout == Layout::nhwc) return problem.k % filters == 0 ? StoreMode::filters : StoreMode::elements;
   return problem.q() % 4 == 0 ? StoreMode::pixels : StoreMode::elements;

@@ -1,4 +1,4 @@
-// Of an input in NHWC, what is read where a kernel has fewer taps than its stride.
+// The share of an NHWC input that is read if a kernel has fewer taps than its stride.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace fastconv {
 
-// Between 0 and 1. Rows that no tap meets are not read, nor are pixels in the others as far as memory can tell: it is
-// asked for pieces of 256 bytes.
+// Between 0 and 1. Rows without a tap are not read, nor are pixels without one in the other rows, as far as memory's
+// granularity of 256 bytes allows.
 inline double touched_share(const ConvProblem& problem) {
   constexpr std::int64_t piece = 256;
   const std::int64_t pixel = std::max<std::int64_t>(problem.c * static_cast<std::int64_t>(size_of(problem.dtype)), 1);

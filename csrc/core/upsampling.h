@@ -1,4 +1,4 @@
-// A nearest-neighbour upsampling by integers of what lies in memory: plain data, no torch, no CUDA.
+// A nearest-neighbour upsampling by integers of a tensor in memory: plain data, no torch, no CUDA.
 #pragma once
 
 #include <cstdint>

@@ -33,8 +33,7 @@ __device__ __forceinline__ float leak(float value, float slope) {
   return result;
 }
 
-// Any activation (none: the slope is 1): for_each(apply) with what is to be done to each value. It is asked once which
-// one that is.
+// Any activation (none: the slope is 1), by for_each(apply): one branch selects what is applied to all values.
 template <typename ForEach>
 __device__ __forceinline__ void apply_activation(const ActivationFunction& activate, const ForEach& for_each) {
   if (activate.clamps) {

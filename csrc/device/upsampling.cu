@@ -1,4 +1,4 @@
-// A nearest-neighbour upsampling at the memory's rate. PyTorch's goes through the result an element at a time.
+// A nearest-neighbour upsampling at memory bandwidth. PyTorch's computes the result element by element.
 #include <cstdint>
 
 #include "core/fast_divide.h"

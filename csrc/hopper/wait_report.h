@@ -1,5 +1,5 @@
-// A wait inside a kernel that never ends would hang the device. So every wait is bounded; one that expires says who
-// waited where, in memory that the host can read after the kernel is gone, and stops the kernel.
+// A wait inside a kernel that never ends would hang the device. So every wait is bounded; one that times out records
+// who waited where, in memory that the host can read afterwards, and stops the kernel.
 #pragma once
 
 namespace fastconv {

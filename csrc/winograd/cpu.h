@@ -15,7 +15,7 @@
 #include "winograd/matrices.h"
 
 // Compiles a function once per instruction set; the loader takes the best that the machine has. What it calls must be
-// inlined to be part of that. (Sanitizers instrument the resolvers, which run before they are set up.)
+// inlined to be compiled so, too. (Sanitizers instrument the resolvers, which run before they are set up.)
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define FASTCONV_CPU_VERSIONS  // where a function may have a body for each instruction set, too

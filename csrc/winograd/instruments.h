@@ -1,6 +1,6 @@
-// What tests and measurements ask of a launch of winograd_megakernel: another map, a grid, delays, records of its
-// tasks. Part of a plan (ConvPlan::kernel_plan) that no ordinary call makes; reached by
-// fastconv::instrumented_megakernel alone.
+// What tests and measurements can change in a launch of winograd_megakernel: the map, the grid, delays, records of its
+// tasks. Part of a plan (ConvPlan::kernel_plan) that no ordinary call makes; only fastconv::instrumented_megakernel
+// does.
 #pragma once
 
 #include <cstdint>

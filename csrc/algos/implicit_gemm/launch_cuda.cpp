@@ -1,4 +1,4 @@
-// To the kernel that the plan is for.
+// Dispatches to the plan's kernel.
 #include <variant>
 
 #include "algos/implicit_gemm/few_channels/launch.h"

@@ -1,4 +1,4 @@
-// One-dimensional Winograd F(4,3) along W in one kernel: nothing but x, U and y touches memory.
+// One-dimensional Winograd F(4,3) along W in one kernel: only x, U and y are in memory.
 #include <algorithm>
 #include <memory>
 #include <string>

@@ -1,5 +1,5 @@
-// What threads of a block do together: registers (PTX ISA, "setmaxnreg"), the elected lane, named barriers, matrices
-// and vectors in shared memory.
+// Collective operations of a block's threads: registers (PTX ISA, "setmaxnreg"), the elected lane, named barriers,
+// matrices and vectors in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// Whether this is the one lane of a whole warp that does what one must do. threadIdx.x % 32 == 0 says the same where
-// all lanes are together anyway; this one brings them together, without the registers that a __syncwarp() before that
-// costs (winograd_fused, which has none left, spills with it).
+// Whether this is the elected lane of a whole warp. threadIdx.x % 32 == 0 does the same where the lanes have converged;
+// this makes them converge, without the registers that a __syncwarp() before it costs (winograd_fused, which has none
+// left, spills with it).
 __device__ __forceinline__ bool elect_one() {
   unsigned elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));

@@ -1,4 +1,4 @@
-// The finished tile: from registers to y; and the outputs that its scale does not serve, once more, one by one.
+// The finished tile: from registers to y; and outputs that do not fit its scale, recomputed one by one.
 #pragma once
 
 #include "algos/implicit_gemm/few_channels/multiply.cuh"

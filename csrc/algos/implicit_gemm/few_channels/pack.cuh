@@ -8,7 +8,7 @@ namespace fastconv::algos::implicit_gemm::few_channels {
 
 constexpr int filter_target_exponent = 13, pack_threads = 128;
 
-// A block per filter, those beyond K included. The snapshot stays: who packs the other kernels' weight renews it.
+// A block per filter, those beyond K included. Leaves the snapshot to the packing of the other kernels' weight.
 template <typename T, int limbs>
 __global__ void __launch_bounds__(pack_threads) pack_filters(Weights weights, FilterStrides strides,
                                                              const T* __restrict__ weight,        // [K, C, R, S]

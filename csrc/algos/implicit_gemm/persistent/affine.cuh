@@ -1,5 +1,6 @@
-// An affine input: x * scale + shift and its activation, in FP32, between a stage of one tap and the registers that
-// wgmma reads. Scales and shifts of a stage's channels lie beside it, zeros beyond C (ChannelLoader in kernel.cuh).
+// An affine input: x * scale + shift and its activation, applied in FP32 on the way from a stage of one tap to the
+// registers that wgmma reads. Scales and shifts of a stage's channels are beside it in shared memory, zeros beyond C
+// (ChannelLoader in kernel.cuh).
 #pragma once
 
 #include "algos/implicit_gemm/persistent/tile.cuh"
@@ -15,8 +16,8 @@ struct StageChannels {
   __device__ __forceinline__ bool has_cap() const { return cap != INFINITY; }
 };
 
-// Two neighbouring channels of a half type in a word. Both limits are numbers of these types, so that it is the same to
-// round before them.
+// Two neighbouring channels of a half type in a word. Both limits are exact in these types, so rounding before clamping
+// gives the same.
 template <typename T>
 struct HalfPair {
   using Pair = std::conditional_t<std::is_same_v<T, bfloat16_t>, __nv_bfloat162, __half2>;

@@ -1,5 +1,5 @@
-// The splits of a tile's reduction, one for each block of a cluster, added through shared memory: each block leaves its
-// sums there, and finishes some of the pixels for all. Always in the same order.
+// Adds the splits of a tile's reduction, one per block of a cluster, through shared memory: each block stores its sums
+// there and finishes some of the pixels for all blocks. Always in the same order.
 #pragma once
 
 #include "algos/implicit_gemm/persistent/output.cuh"

@@ -1,6 +1,6 @@
-// Class tf32: x rounded to halves in the workspace, so that the kernel need not do it for each of its tiles, and reads
-// half of the bytes. One scale for each image, guessed from a sample of it; a flag for each block says whether there
-// are values that it does not fit.
+// Class tf32: x rounded to halves in the workspace, so that the main kernel does not convert for each of its tiles and
+// reads half as many bytes. One scale per image, guessed from a sample; a flag per block says whether some values do
+// not fit it.
 #pragma once
 
 #include "algos/implicit_gemm/persistent/operand.cuh"
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(convert_threads)
 #pragma unroll
   for (int i = 0; i < samples / convert_threads; ++i) {
     const unsigned sample = i * convert_threads + threadIdx.x;
-    // Somewhere in its part, so that no stride of the tensor is hit again and again.
+    // At a scattered place in its part, so that samples do not line up with a stride of the tensor.
     const unsigned within = stride > 0 ? (sample * 2654435761u >> 8) % stride : 0;
     const std::int64_t at = sample * std::int64_t{stride} + within;
     largest = larger_finite(largest, at < values ? x[at + skipped(static_cast<unsigned>(at / 8))] : 0.0f);

@@ -32,10 +32,10 @@ __device__ __forceinline__ void multiply(float (&sums)[count], const Operand<S>&
   }
 }
 
-// The work of a warpgroup on a tile is cut into groups that alternate on the tensor cores. Products block the warp that
-// issues them until they begin; so a group is issued in two parts, and between them, while the first works, the sums of
-// the group before join the totals, and the operand of the next is loaded. The loop is short on purpose: with that of
-// the splitting warpgroup it must fit the instruction cache of a quarter of the multiprocessor.
+// A warpgroup's work on a tile is cut into groups that alternate on the tensor cores. Issuing products blocks the warp
+// until they begin. So a group is issued in two parts; between them, while the first part runs, the previous group's
+// sums are added to the totals and the next operand is loaded. The loop is short on purpose: together with the
+// splitting warpgroup's it must fit in the instruction cache of a quarter of the multiprocessor.
 //   row_blocks     a step's two blocks of 64 pixels
 //   filter_halves  a step's filters, two halves
 //   steps          steps

@@ -1,8 +1,8 @@
 // The A operand, from a stage in shared memory into the registers that wgmma reads. The order of the reduction within a
 // step is free: where wgmma's layout gives lane l the indices 2t, 2t+1, 2t+8, 2t+9 (t = l % 4) of each product, we mean
 // neighbouring channels: the lane's 32 bytes of a pixel's 128 are its pieces 2t and 2t + 1, and each piece serves one
-// product, or two. So fragments are read by 16 bytes, ready to use. But half types: their order is the natural one,
-// which the single-tile kernel needs, and matrices of 8 x 8 are loaded into fragments.
+// product, or two. So fragments are read 16 bytes at a time, ready to use. Half types are the exception: they keep the
+// natural order, which the single-tile kernel needs, and load 8 x 8 matrices into fragments.
 #pragma once
 
 #include "algos/implicit_gemm/persistent/affine.cuh"

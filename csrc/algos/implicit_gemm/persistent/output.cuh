@@ -23,11 +23,11 @@ __device__ __forceinline__ std::int64_t output_index(const Params<T>& params, co
   return n * params.y_image + p * params.y_row + q * params.y_pixel;
 }
 
-// One factor can hold the scales of a pixel and a filter if both exponents are smaller: all but always.
+// One factor can hold the scales of a pixel and a filter if both exponents are smaller, as they almost always are.
 constexpr int moderate_exponent = 64;
 
-// Some vectors, each of `size` neighbours in y (or in the partial sums), with bias; index -1: not in y. Everything is
-// done for all of them at once: the warps are too few to hide the latency of one after the other.
+// Some vectors, each of `size` neighbours in y (or in the partial sums), with bias; index -1: not in y. Each step is
+// done for all vectors at once: there are too few warps to hide the latency of one vector after the other.
 template <typename S, int count, int size>
 __device__ __forceinline__ void store_vectors(const Params<typename S::T>& params, int split,
                                               const std::int64_t (&index)[count], float (&value)[count][size],

@@ -44,8 +44,8 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, WaitReport* 
   return params;
 }
 
-// Nothing but bias and ReLU: such an end of a work tile is in kernels of its own (NHWC), which do not fetch the code of
-// the others.
+// Only bias and ReLU: separate kernels (NHWC) have this end of a work tile, so that they do not fetch the other ends'
+// code.
 template <typename T>
 bool is_plain(const Epilogue<T>& epilogue) {
   const ActivationFunction& activate = epilogue.activate;
@@ -53,7 +53,7 @@ bool is_plain(const Epilogue<T>& epilogue) {
          (activate.negative_slope == 1.0f || activate.clamps);
 }
 
-// In launches of as many work tiles as a block, or a cluster, of every multiprocessor can keep account of.
+// In launches of as many work tiles as the blocks, or clusters, of all multiprocessors can keep repetition bits for.
 template <auto kernel, int threads = single::block_threads, typename T, typename... Maps>
 void launch_work_tiles(ParamsOf<T> params, const Config& config, std::size_t shared_bytes, int processors,
                        cudaStream_t stream, const Maps&... maps) {

@@ -22,7 +22,7 @@ constexpr int consumer_groups = 2, producer_warps = 4, preparing_warps = 2, load
 constexpr int consumer_threads = consumer_groups * 128, producer_threads = producer_warps * 32;
 constexpr int block_threads = consumer_threads + 2 * producer_threads;
 constexpr int consumer_registers = 216, producer_registers = 48, preparing_registers = 32;
-// What a block starts with, and shares out again: more than that, and setmaxnreg would wait forever.
+// Registers that a block starts with, and that setmaxnreg redistributes: asking for more would wait forever.
 __host__ __device__ constexpr int launch_registers_of(int threads) { return 65536 / threads / 8 * 8; }
 static_assert(consumer_threads * consumer_registers + producer_threads * (producer_registers + preparing_registers) <=
               launch_registers_of(block_threads) * block_threads);

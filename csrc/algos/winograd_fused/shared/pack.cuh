@@ -15,8 +15,8 @@ namespace fastconv::algos::winograd_fused {
 
 constexpr int pack_threads = 256, filter_target_exponent = 13;
 
-// Two filters share the 16 bytes of U that are a thread's of a fragment: its two rows. For float32 they are neighbours,
-// so that a thread can store their outputs together; half types have the rows in order.
+// A thread's 16 bytes of U in a fragment belong to two filters, its two rows. For float32 these are neighbours, so that
+// a thread can store their outputs together; half types have the rows in order.
 template <typename T>
 __device__ __forceinline__ int filter_of(int pair, int second) {
   return std::is_same_v<T, float> ? pair * 2 + second : pair / 8 * 16 + second * 8 + pair % 8;

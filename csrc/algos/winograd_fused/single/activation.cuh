@@ -1,4 +1,4 @@
-// The activations of many outputs, asked for once.
+// Activations of many outputs, with one branch for all.
 #pragma once
 
 #include "device/activation.cuh"

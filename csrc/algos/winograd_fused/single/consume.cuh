@@ -1,4 +1,4 @@
-// The consumers' way through the work tiles.
+// The consumers' loop over the work tiles.
 #pragma once
 
 #include "algos/winograd_fused/single/lines.cuh"

@@ -1,5 +1,5 @@
 // Any epilogue on the outputs of a work tile in NHWC, all of which are in the registers of the sums: straight-line code
-// for each step of it, so that a branch is paid once a work tile, and so is the latency of the residual.
+// for each of its steps, so that branches and the residual's latency are paid once per work tile.
 #pragma once
 
 #include "algos/winograd_fused/single/activation.cuh"
@@ -14,9 +14,9 @@ __device__ __forceinline__ void for_outputs(float (&values)[shape.products() / 2
   for (int i = 0; i < shape.products() / 2; ++i) visit(values[i], i);
 }
 
-// Outputs of column own_column(which) into sum[which], of which sum[1] is what has been received. sum[2] is free then.
-// between(j) comes when the registers of the 8 positions j are. Returns NaN if a sum is not finite. A V that is not
-// finite spoils every filter, so half of them are looked at.
+// Writes the outputs of column own_column(which) to sum[which]; sum[1] holds what was received, sum[2] is free
+// afterwards. Calls between(j) when the registers of the 8 positions j are free. Returns NaN if a sum is not finite. A
+// V that is not finite spoils every filter, so checking half of them suffices.
 template <typename T, Shape shape, typename Between>
 __device__ __forceinline__ float transform_in_place(const Fragment<T, shape>& mine, Sums<shape>& sum,
                                                     const Between& between) {

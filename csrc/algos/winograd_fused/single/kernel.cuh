@@ -6,7 +6,7 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-// threadIdx.x for the kernel's first lines alone: if later ones shared it, ptxas would keep it in local memory.
+// threadIdx.x, for the kernel's first lines only: if later ones shared it, ptxas would keep it in local memory.
 __device__ __forceinline__ int thread_now() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -28,7 +28,7 @@ __device__ __forceinline__ void initialise(Shared<T, shape>& shared, int thread)
   if (thread < max_work_tiles / 32) shared.overflow_flags[thread] = 0;
 }
 
-// Between the passes every thread has said all that it knows of work tiles to be repeated. Whether there are any.
+// Whether any work tile must be repeated. Between the passes, after every thread has marked those that it knows of.
 template <int role, typename T, Shape shape>
 __device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shape>& shared) {
   hopper::arrive(shared.pass_done);
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(block_threads, 1)
     ProducerState<T, shape> state;
     constexpr bool by_lines = output == StoreMode::filters;
     const CUtensorMap* residual = by_lines && !plain && params.epilogue.residual != nullptr ? &lines.residual : nullptr;
-    // Passes in code of their own: what is repeated takes no registers of the first.
+    // The passes have separate code, so that the second takes no registers of the first.
     produce<T, shape, use_tma, !by_lines>(params, input.map, residual, shared, false, state);
     if (end_pass<role_transform>(params, shared)) {
       produce<T, shape, use_tma, !by_lines>(params, input.map, residual, shared, true, state);

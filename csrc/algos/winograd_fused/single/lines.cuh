@@ -62,8 +62,8 @@ __device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMa
 }
 __device__ __forceinline__ bool copies(int warp, int lane) { return warp < 2 && lane == 0; }
 
-// Half types, no activation or ReLU. between(j) comes among the 8 positions j. Outputs beyond float16 look like sums
-// that are not finite: their work tile is repeated in vain.
+// Half types, no activation or ReLU. Calls between(j) among the 8 positions j. Outputs beyond float16 look like sums
+// that are not finite: their work tile is repeated without need.
 template <typename T, Shape shape, typename Between>
 __device__ __forceinline__ float finish_plain_fp16(const Params<T>& params, const Fragment<T, shape>& mine,
                                                    Sums<shape>& sum, const Between& between) {

@@ -1,12 +1,11 @@
-// What is asked for ahead of its use: into the L2 cache.
+// Prefetches into the L2 cache.
 #pragma once
 
 #include "algos/winograd_fused/single/layout.cuh"
 
 namespace fastconv::algos::winograd_fused::single {
 
-// U into the L2 cache: in the first round of work tiles, memory is too far away for the few pieces of U that the
-// registers look ahead.
+// U: in the first round of work tiles, the few pieces of U that registers load ahead do not cover memory's latency.
 template <typename T, Shape shape>
 __device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
   constexpr unsigned piece = u_step * sizeof(uint4) / 8;
@@ -14,7 +13,7 @@ __device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
   hopper::prefetch_pieces<piece>(params.u, tiles * params.stages * (Stage<T, shape>::steps * 8));
 }
 
-// A work tile's residual while it is multiplied, by one thread: at the end all blocks would wait for memory at once.
+// A work tile's residual, by one thread during the products: at the end all blocks would wait for memory at once.
 template <Shape shape, typename T>
 __device__ __forceinline__ void prefetch_residual(const Params<T>& params, const CUtensorMap* map,
                                                   const WorkTile& work_tile) {

@@ -45,7 +45,7 @@ __device__ __forceinline__ void locate_work_tile(const Params<T>& params, Loader
   }
 }
 
-// On to the next work tile, if there is one. Only here, since what it takes would delay the first warp at every stage.
+// Advances to the next work tile, if any. Only here: elsewhere its cost would delay the first warp at every stage.
 template <Shape shape, typename T>
 __device__ __forceinline__ void load_next_work_tile(const Params<T>& params, LoaderState<shape>& state,
                                                     const unsigned* overflow_flags) {

@@ -18,16 +18,15 @@ __device__ __forceinline__ void meet() {
   }
 }
 
-// Behind the first pass everybody has said all that there is to say of work tiles to be repeated. Whether there are
-// any.
+// Whether any work tile must be repeated. After the first pass, when all roles have marked those that they know of.
 template <Variant variant>
 __device__ __forceinline__ bool end_pass(const Shared<variant>& shared) {
   meet<variant.blocks>();
   return any_overflow(shared.overflow_flags);
 }
 
-// A role's two passes, in code of their own, so that the first has registers for nothing else. Behind the second, too,
-// nobody reaches into another block any more.
+// A role's two passes, with separate code, so that the first has all registers to itself. After the second, too, no
+// role accesses another block.
 template <Variant variant, typename Pass>
 __device__ __forceinline__ void run_passes(const Shared<variant>& shared, const Pass& pass) {
   pass(std::false_type{});

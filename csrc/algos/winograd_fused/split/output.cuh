@@ -1,4 +1,4 @@
-// The end of a work tile: are its scales right; Y = A^T M, the scales undone, the epilogue, y.
+// The end of a work tile: check of its scales; Y = A^T M, scales undone; epilogue; y.
 #pragma once
 
 #include "algos/winograd_fused/split/multiply.cuh"

@@ -1,5 +1,5 @@
-// What is done ahead of the transform, by a warpgroup of its own: one warp loads raw input by tensor copies, two find
-// a work tile's scales and where its outputs go.
+// Work ahead of the transform, by a separate warpgroup: one warp loads raw input by tensor copies, two find a work
+// tile's scales and where its outputs go.
 #pragma once
 
 #include "algos/winograd_fused/shared/layout.cuh"
