@@ -365,8 +365,7 @@ class _Steps:
     ) -> None:  # fmt: skip
         self._folder, self._head, self._deadline, self._report = folder, head, deadline, report
         self._joining = threading.Lock()
-        threads = max(1, (os.cpu_count() or 1) // (lanes * WORKERS))
-        self._environment = {**dict.fromkeys(THREADS, str(threads)), **os.environ}
+        self._threads = str(max(1, (os.cpu_count() or 1) // (lanes * WORKERS)))
 
     def run(self, step: Step, lane: _Lane) -> str:
         """What is missing of a step; "" if nothing is."""
@@ -377,13 +376,14 @@ class _Steps:
         if left < SHORTEST_S:
             return f"{step.suite}: not begun, the time is spent"
         begin = time.monotonic()
+        environment = {**dict.fromkeys(THREADS, self._threads), **os.environ}  # as it is now: with the lock of the turns
         if lane is None:
-            code = _process(step, path, left, self._environment)
+            code = _process(step, path, left, environment)
         else:
             own = self._folder / f"gpu{lane[0]}" / path.name
             own.parent.mkdir(exist_ok=True)
             self._join([own, path], own)
-            code = _process(step, own, left, {**self._environment, "CUDA_VISIBLE_DEVICES": lane[1]})
+            code = _process(step, own, left, {**environment, "CUDA_VISIBLE_DEVICES": lane[1]})
             self._join([path, own], path)
             path = own
         self._report(f"{step.suite}: {_rows(path, self._head)} rows, {time.monotonic() - begin:.0f} s")

@@ -32,6 +32,7 @@ path = pathlib.Path(options[options.index("--json") + 1])
 folder = path.parent.parent if path.parent.name.startswith("gpu") else path.parent
 print(name, os.environ.get("CUDA_VISIBLE_DEVICES"), *options)
 (folder / "threads").write_text(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
+(folder / f"{name}.turns").write_text(os.environ.get("FASTCONV_BENCH_TURNS", ""))
 (folder / name).touch()
 end = time.monotonic() + 30
 while other and not (folder / other).exists() and time.monotonic() < end:
@@ -151,6 +152,8 @@ def test_queues_go_on_beside_each_other_and_steps_one_after_the_other(tmp_path: 
     assert said.index("third") > said.index("first")
     assert said[-1] == "last"
     assert "--resume" in shlex.split((tmp_path / "first.log").read_text())
+    first, second = ((tmp_path / f"{name}.turns").read_text() for name in ("first", "second"))
+    assert first == second != ""  # one lock: two queues never time at once
 
 
 def test_several_gpus_share_the_steps_and_their_files_are_joined(tmp_path: Path) -> None:
@@ -164,6 +167,7 @@ def test_several_gpus_share_the_steps_and_their_files_are_joined(tmp_path: Path)
         {("first", "GPU-5"), ("second", "4")},
     )
     assert {row["layer"] for row in results.read(tmp_path / "layers.json")["rows"]} == {"first", "second"}
+    assert {(tmp_path / f"{name}.turns").read_text() for name in ("first", "second")} == {""}  # no GPU waits for another
 
 
 def test_processes_that_compile_beside_each_other_share_the_cores(
