@@ -11,6 +11,7 @@ import typer
 from benchmarks import everything, merge
 from benchmarks.papers.command import paper
 from benchmarks.regret.command import fit, regret
+from benchmarks.studies.command import builds, megakernel, stages
 from fastconv.cli.support import (
     BatchOption,
     Commands,
@@ -18,7 +19,6 @@ from fastconv.cli.support import (
     ImageOption,
     JsonOption,
     Precision,
-    PrecisionOption,
     console,
     device_named,
     fail,
@@ -157,11 +157,13 @@ def check_measured(document: dict[str, Any]) -> None:
 
 
 def check_timed(document: dict[str, Any], names: tuple[str, ...], out: Path) -> None:
-    """Says where the rows are; ends the command with exit code 1 if one has no time. names: what a row is called by."""
+    """Says where the rows are; ends the command with exit code UNTIMED if one has no time. names: what a row is called
+    by."""
     console.print(f"written: {out}", highlight=False)
-    missing = [" ".join(row[name] for name in names) for row in document["rows"] if row["us"] is None]
-    if missing or not document["rows"]:
-        raise fail(f"not measured: {', '.join(missing) or 'anything'}")
+    check_measured(document)
+    if missing := [" ".join(row[name] for name in names) for row in document["rows"] if row["us"] is None]:
+        fail(f"not measured: {', '.join(missing)}")
+        raise typer.Exit(everything.UNTIMED)
 
 
 @app.command("networks")
@@ -251,6 +253,7 @@ def host(
     rounds: Annotated[int, typer.Option(min=1, help="Blocks of calls of each contender.")] = 20,
     image: ImageOption = None,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no layer or class after.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Pass over what the file already holds.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
@@ -276,6 +279,7 @@ def host(
         out,
         image=image,
         budget_s=budget,
+        resume=resume,
         report=say,
     )
     check_timed(document, ("layer", "class", "form", "call"), out)
@@ -387,32 +391,6 @@ def report(
         raise fail(f"{len(paths)} documents are out of date; run fastconv bench report")
 
 
-@app.command("megakernel")
-def megakernel(
-    parts: Annotated[str, typer.Option(help="layers, mapping, rivals, distribution.")] = "all",
-    layers: Annotated[str | None, typer.Option(help="Of part layers; default all with C, K >= 128.")] = None,
-    classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,ieee",
-    batch: Annotated[int, typer.Option(min=1)] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Times each contender runs.")] = 20,
-    budget: Annotated[float, typer.Option(metavar="SECONDS", help="Nothing begins after.")] = 60.0,
-    json_path: JsonOption = None,
-) -> None:
-    """winograd_megakernel against our own series, cuDNN's non-fused Winograd, and with other maps (GPU)."""
-    import torch
-
-    from benchmarks.studies import megakernel as study
-
-    chosen = split(parts, "parts", list(study.PARTS))
-    wanted = split(classes, "classes", [each.value for each in Precision])
-    if not torch.cuda.is_available():
-        raise fail("no CUDA GPU on this machine: nothing was measured")
-    document = study.run(
-        chosen, layers=layers, classes=wanted, batch=batch, rounds=rounds, budget_s=budget, out=json_path, report=say
-    )
-    if not document["rows"]:
-        raise fail("nothing was measured")
-
-
 @app.command("megakernel-soak")
 def megakernel_soak(
     launches: Annotated[int, typer.Option(min=1, help="Of all classes together.")] = 1_000_000,
@@ -439,62 +417,8 @@ def megakernel_soak(
         raise fail(f"{wrong} launches gave other bits" if wrong else "nothing was launched")
 
 
-@app.command("builds")
-def builds(
-    old: Annotated[Path, typer.Argument(help="Another checkout, with its library built in place.")],
-    layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
-    classes: Annotated[str, typer.Option(help="Accuracy classes; default all.")] = "",
-    batch: Annotated[str, typer.Option(help="Batch sizes.")] = "64",
-    blocks: Annotated[int, typer.Option(min=1, help="Turns of either build.")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Calls in a turn.")] = 8,
-    budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no layer after.")] = None,
-    device: DeviceOption = "auto",
-    json_path: JsonOption = None,
-) -> None:
-    """The layer set by this build and by another checkout's, in turns: what a change of the code has cost."""
-    from benchmarks.studies import builds as study
-    from fastconv.models.compare import CLASS_DTYPE
-
-    study.run(
-        old.resolve(),
-        split(classes, "classes", list(CLASS_DTYPE)) if classes else list(CLASS_DTYPE),
-        numbers(batch, "batch"),
-        layers.split(",") if layers else None,
-        out=json_path,
-        blocks=blocks,
-        rounds=rounds,
-        budget_s=budget,
-        device=device_named(device),
-        say=say,
-    )
-
-
-@app.command("stages")
-def stages(
-    layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
-    batch: Annotated[int, typer.Option(min=1)] = 64,
-    precision: PrecisionOption = Precision.fp32,
-    algorithm: Annotated[str, typer.Option(help="A staged Winograd algorithm, as winograd_f2.")] = "winograd_f4",
-    layouts: Annotated[str, typer.Option(help="nchw, nhwc.")] = "nhwc",
-    rounds: Annotated[int, typer.Option(min=1, help="Times each layer runs.")] = 10,
-    json_path: JsonOption = None,
-) -> None:
-    """The stages of staged Winograd one by one: how close the transforms come to the speed of memory (GPU)."""
-    import torch
-
-    from benchmarks.studies import stages as study
-
-    orders = split(layouts, "layouts", ["nchw", "nhwc"])
-    if algorithm not in study.TILES:
-        raise ValueError(f"algorithm is {algorithm!r}; expected one of {', '.join(study.TILES)}")
-    if not torch.cuda.is_available():
-        raise fail("no CUDA GPU on this machine: nothing was measured")
-    study.run(
-        layers, batch=batch, accuracy=precision.value, algorithm=algorithm, layouts=tuple(orders), rounds=rounds,
-        out=json_path, report=say,
-    )  # fmt: skip
-
-
-for name, function in (("all", everything.command), ("merge", merge.command), ("paper", paper), ("fit", fit)):
+for name, function in (
+    ("all", everything.command), ("merge", merge.command), ("paper", paper), ("fit", fit), ("regret", regret),
+    ("megakernel", megakernel), ("builds", builds), ("stages", stages),
+):  # fmt: skip
     app.command(name)(function)
-app.command("regret")(regret)

@@ -3,7 +3,8 @@
 A phase is some queues of steps. On one GPU its queues go on beside each other and share it in turns
 (harness/turns.py): while one process times, others build plans and compile. Of several GPUs each takes the next step of
 all phases, and has a folder of its own for files, which are joined behind every step. What a file holds of this
-machine, versions and commit is not measured again, so that a run that was cut short is continued by the next.
+machine, versions and commit is not measured again, so that a run that was cut short is continued by the next; steps of
+which it has all (`done`) are not even begun.
 """
 
 from __future__ import annotations
@@ -20,23 +21,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from benchmarks import merge
-from benchmarks.corpus.networks import DECODERS
 from benchmarks.harness import results, turns
-from benchmarks.layers.sets import FUSED, suite_of
-from benchmarks.training import suite as training
+from benchmarks.phases import PHASES, Phase, Queue, Step
 from fastconv.cli.support import DeviceOption, device_named, fail, say
-from fastconv.models import MAIN_NETWORKS
 
 SHORTEST_S = 20.0  # with less time left no step is begun
 GRACE_S = 90.0  # how far behind its budget a step may end: what it has begun it finishes
 WORKERS = 4  # processes of a step, at most five
+UNTIMED = 3  # exit code of a step that has measured what there was, and rows without a time: that form cannot run
 THREADS = ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS")  # of which each process would take all cores
 
 # A step imports the packages that this process has, wherever it found them.
@@ -46,239 +44,6 @@ sys.path[:] = json.loads(sys.argv.pop(1))
 from benchmarks.cli import app
 app()
 """
-
-
-@dataclass(frozen=True)
-class Step:
-    """One command of the benchmarks. suite: the name of its result file. resumes: it adds to what the file holds;
-    without, it is passed over if the file has rows of this machine and commit. folder: it is told where its file goes,
-    and not the file."""
-
-    suite: str
-    command: tuple[str, ...]
-    resumes: bool = True
-    folder: bool = False
-
-    def arguments(self, path: Path, budget_s: float) -> list[str]:
-        """All of the command line, for a result file."""
-        where = ["--folder", str(path.parent)] if self.folder else ["--json", str(path)]
-        return [*self.command, *where, "--budget", f"{budget_s:.0f}", *(["--resume"] if self.resumes else [])]
-
-
-Queue = tuple[Step, ...]
-
-
-@dataclass(frozen=True)
-class Phase:
-    """quiet: what it measures is the host's time, too, so that nothing else goes on meanwhile; each of its steps is one
-    process, and several GPUs run one each."""
-
-    queues: tuple[Queue, ...]
-    quiet: bool = False
-
-
-def _layers(layer_set: str, workers: int, direction: str = "forward", *options: str) -> Step:
-    command = ("layers", "--set", layer_set, "--pass", direction, "--workers", str(workers), *options)
-    return Step(suite_of(layer_set, direction), command)
-
-
-def _gradients(direction: str, classes: str) -> Queue:
-    # Layers with strides are the largest: one process, whose plans have the card's memory for themselves.
-    sets = (("layers", 4), ("pointwise", 4), ("groups", 3), ("stems", 3), ("strided", 1))
-    options = ("--batch", "64", "--classes", classes)
-    return tuple(_layers(layer_set, workers, f"backward_{direction}", *options) for layer_set, workers in sets)
-
-
-def _paper(source: str, part: str, suffix: str = "", *options: str) -> Step:
-    """A part of a source's experiments; suffix: what its file has behind the source."""
-    return Step(f"paper_{source}{suffix}", ("paper", source, "--parts", part, *options), folder=True)
-
-
-def _survey(batch: int, workers: int) -> Step:
-    return _paper("cuconv", "survey", "", "--batch", str(batch), "--workers", str(workers))
-
-
-def _resnets(names: str) -> Step:
-    options = ("--network", names, "--workers", "5", "--compile-limit", "150")
-    return _paper("single_image", "networks", "_networks", *options)
-
-
-# The forms of PyTorch that were ever its fastest, and what its users have: each takes memory, and time to compile.
-_FORMS = "torch_eager,torch_graph,folded_graph,folded_graph_all_plans,compile_reduce_overhead,frozen_reduce_overhead"
-_MODES = "eager,compile,graph,fused,fused_graph"
-_CLASSES, _OTHER_CLASSES = "fp32,tf32,fp16", "bf16,ieee"
-
-
-def _network(name: str, classes: str = "fp32,tf32,fp16,bf16", workers: int = 4) -> Step:
-    """A network of README's table, in every form that it shows. workers: as many as a card of 80 GB has room for."""
-    forms = ("--modes", _MODES, "--peers", _FORMS, "--energy", "2")
-    command = ("networks", "--network", name, "--classes", classes, "--workers", str(workers), *forms)
-    return Step("networks", (*command, "--compile-limit", "150"))
-
-
-def _another_network(name: str, classes: str = "fp16,tf32", workers: int = 4, batch: int | None = None) -> Step:
-    """One that our choices were not made for, or that README's table has in another batch or size, in the forms that
-    are the fastest of ours and of PyTorch."""
-    forms = ("--layouts", "nhwc", "--classes", classes, "--workers", str(workers), "--compile-limit", "150")
-    of_batch = () if batch is None else ("--batch", str(batch))
-    return _networks("networks_others", _FORMS, "--network", name, *forms, *of_batch)
-
-
-def _networks(suite: str, peers: str, *options: str, modes: str = "compile,fused_graph") -> Step:
-    """Whole networks against other rivals, in a file of their own. Ours is timed again, in the forms that are its
-    fastest: a speed is a ratio of times of one run."""
-    command = ("networks", "--suite", suite, "--modes", modes, "--peers", peers, *options)
-    return Step(suite, command)
-
-
-_NETWORKS = ("yolov3", "rrdb", "vgg16", "densenet161", "sd_vae_decoder", "resnet50", "unet")  # of README's table
-_OTHERS = (
-    "efficientnet_b0", "hrnet_w18", "segformer_mit_b2", "repvgg_b1", "mobilenet_v3_large", "convnext_tiny", "yolov8n",
-    "retinanet_resnet50_fpn", "sd15_unet", "sdxl_unet",
-)  # fmt: skip
-# Of equal use the longest come first, so that several GPUs end together.
-PHASES: dict[str, Phase] = {
-    "layers": Phase(
-        (
-            (_layers("layers", 5), _layers("strided", 3)),
-            (
-                _layers("groups", 3),
-                _layers("pointwise", 3),
-                _layers("stems", 3),
-                Step("megakernel", ("megakernel", "--parts", "layers,rivals"), resumes=False),
-            ),
-        )
-    ),
-    # With bias and ReLU, and with a residual between them, where cuDNN's graphs have the fusion.
-    "layers_fused": Phase(
-        (
-            tuple(
-                _layers(layer_set, 4, direction, "--batch", "64", "--classes", _CLASSES)
-                for layer_set in ("layers", "pointwise")
-                for direction in FUSED
-            ),
-        )
-    ),
-    "networks": Phase(
-        (
-            (
-                _network("yolov3", "fp32,tf32", 1),
-                _network("rrdb"),
-                _network("vgg16", workers=2),
-                _network("densenet161", "fp32,tf32", 2),
-                _network("densenet161", "fp16,bf16", 2),
-                _network("yolov3", "fp16,bf16", 2),
-                *map(_network, ("sd_vae_decoder", "resnet50", "unet")),
-            ),
-        )
-    ),
-    # One queue: the plans of eight processes are more than a card of 80 GB.
-    "gradients": Phase(((*_gradients("weight", _CLASSES), *_gradients("input", _CLASSES)),)),
-    # The sources' experiments. Whoever compiles keeps all others from timing all the while.
-    "papers": Phase(
-        (
-            # VGG-19's first layers with their rivals' workspaces take most of a card of 80 GB.
-            (_survey(256, 2), _survey(128, 2), *(_survey(batch, 4) for batch in (64, 32, 16, 8, 1))),
-            (
-                _paper("lenet5", "network", "_network"),
-                _paper("megakernel", "filters"),
-                _paper("megakernel", "resnet2", "_resnet2"),
-            ),
-        )
-    ),
-    "papers_compiled": Phase(
-        (
-            (
-                _resnets("resnet152"),
-                _resnets("resnet101,resnet34"),
-                _resnets("resnet50,resnet18"),
-                _paper("single_image", "blocks", "_blocks"),
-            ),
-        )
-    ),
-    "papers_layers": Phase(
-        (
-            (
-                _paper("lenet5", "layers", "", "--workers", "2"),
-                _paper("textbook", "ladder", "", "--workers", "2"),
-                _paper("textbook", "kernels", "_kernels"),
-                _paper("megakernel", "counters", "_counters"),
-            ),
-            (
-                _paper("megakernel", "layers"),
-                _paper("megakernel", "mapping"),
-                _paper("megakernel", "distribution"),
-                _paper("single_image", "layers", "", "--workers", "3"),
-                _paper("single_image", "kernels", "_kernels"),
-                _paper("megakernel", "networks", "_networks", "--workers", "2"),
-                _paper("cuconv", "counters", "_counters"),
-            ),
-        )
-    ),
-    "networks_others": Phase(
-        (
-            (
-                *map(_another_network, _OTHERS),
-                *(_another_network(name, its, 1) for its in ("fp32,tf32", "fp16,bf16") for name in DECODERS),
-                *(_another_network(name, _CLASSES, 2, 8) for name in ("sd_vae_decoder", "rrdb")),
-                *(_another_network(name, _CLASSES, batch=n) for n in (8, 1) for name in (*MAIN_NETWORKS, "unet")),
-            ),
-        )
-    ),
-    # Problems of the corpus that no constant was fitted to, drawn anew.
-    "regret": Phase(
-        (
-            tuple(
-                Step("regret", ("regret", "--split", "judge", "--workers", "4", "--classes", _CLASSES, *options))
-                for options in (
-                    ("--sample", "110", "--seed", "26", "--layouts", "nhwc"),
-                    ("--sample", "40", "--seed", "27", "--layouts", "nchw"),
-                    ("--sample", "40", "--seed", "28", "--layouts", "nhwc", "--pass", "backward_input"),
-                    ("--sample", "40", "--seed", "29", "--layouts", "nhwc", "--pass", "backward_weight"),
-                )
-            ),
-        )
-    ),
-    "training_compiled": Phase(
-        (tuple(Step("training", ("training", "--network", name, "--modes", "compile")) for name in training.BATCHES),),
-        quiet=True,
-    ),
-    "alone": Phase(
-        (
-            (
-                *(Step("training", ("training", "--network", name)) for name in training.BATCHES),
-                Step("host", ("host",), resumes=False),
-            ),
-        ),
-        quiet=True,
-    ),
-    "gradients_others": Phase(((*_gradients("weight", _OTHER_CLASSES), *_gradients("input", _OTHER_CLASSES)),)),
-    # What is timed of cuDNN alone goes with the leanest kernels around it, which are those of frozen networks. Neither
-    # these nor `fused` are graphs, so that the memory that they take can be told.
-    "networks_cudnn": Phase(
-        (
-            tuple(
-                _networks(
-                    "networks_cudnn", "torch_eager,folded_eager,frozen_default,cudnn_best_layers", "--network", name,
-                    "--workers", "2", "--compile-limit", "150", modes="fused,compile,fused_graph",
-                )
-                for name in _NETWORKS
-            ),
-        )
-    ),
-    # Compiled beside each other for the caches alone; what max-autotune keeps it has timed with the GPU for itself.
-    "networks_autotune": Phase(
-        (
-            tuple(
-                _networks(
-                    "networks_autotune", "compile_max_autotune,frozen_max_autotune", "--network", name,
-                    "--compile-workers", "3", "--compile-limit", "600",
-                )
-                for name in _NETWORKS
-            ),
-        )
-    ),
-}  # fmt: skip
 
 
 def run(
@@ -309,7 +74,7 @@ def run(
                         queue = waiting.popleft()
                     except IndexError:
                         return lines
-                    lines += [line for step in queue if (line := steps.run(step, lane))]
+                    lines += filter(None, (steps.run(step, lane) for step in queue))
 
             # Of several GPUs each has the turns that its steps make.
             with contextlib.nullcontext() if gpus else turns.sharing(), ThreadPoolExecutor(len(lanes)) as pool:
@@ -369,35 +134,57 @@ class _Steps:
 
     def run(self, step: Step, lane: _Lane) -> str:
         """What is missing of a step; "" if nothing is."""
-        path, left = self._folder / f"{step.suite}.json", self._deadline - time.monotonic()
-        if not step.resumes and _rows(path, self._head):
+        try:
+            return self._run(step, lane)
+        except (OSError, ValueError) as error:  # a file that breaks the contract, say: the others go on
+            return f"{step.suite}: {error}"
+
+    def _run(self, step: Step, lane: _Lane) -> str:
+        path, left = self._path(step.suite), self._deadline - time.monotonic()
+        if step.name in _own(path, self._head).get("done", []):
             self._report(f"{step.suite}: the file has it")
             return ""
         if left < SHORTEST_S:
             return f"{step.suite}: not begun, the time is spent"
         begin = time.monotonic()
-        environment = {**dict.fromkeys(THREADS, self._threads), **os.environ}  # as it is now: with the lock of the turns
-        if lane is None:
-            code = _process(step, path, left, environment)
-        else:
-            own = self._folder / f"gpu{lane[0]}" / path.name
-            own.parent.mkdir(exist_ok=True)
-            self._join([own, path], own)
-            code = _process(step, own, left, {**environment, "CUDA_VISIBLE_DEVICES": lane[1]})
-            self._join([path, own], path)
-            path = own
-        self._report(f"{step.suite}: {_rows(path, self._head)} rows, {time.monotonic() - begin:.0f} s")
-        if code != 0:
-            return f"{step.suite}: exit code {code}; {path.with_suffix('.log')} says why"
-        missing = len(results.read(path).get("missing", []))
-        return f"{step.suite}: {missing} not measured, the time was over" if missing else ""
+        environment = {**dict.fromkeys(THREADS, self._threads), **os.environ}
+        if lane is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = lane[1]
+        own = self._path(step.suite, lane)
+        own.parent.mkdir(exist_ok=True)
+        files = [(self._path(suite), self._path(suite, lane)) for suite in (step.suite, *step.beside)]
+        for of_all, of_lane in files:
+            self._join([of_lane, of_all], of_lane)
+        code = _process(step, own, left, environment)
+        for of_all, of_lane in files:
+            self._join([of_all, of_lane], of_all)
+        self._report(f"{step.suite}: {_rows(own, self._head)} rows, {time.monotonic() - begin:.0f} s")
+        why = "" if code == 0 else f"{step.suite}: exit code {code}; {own.with_suffix('.log')} says why"
+        if code not in (0, UNTIMED):
+            return why
+        if missing := len(results.read(own).get("missing", [])):
+            return f"{step.suite}: {missing} not measured, the time was over"
+        if time.monotonic() > self._deadline:
+            return f"{step.suite}: ended behind the time; what it passed over is left to the next run"
+        self._note(step, path)
+        return why
+
+    def _path(self, suite: str, lane: _Lane = None) -> Path:
+        """Of a result file: that of all, or that of a GPU of several."""
+        return (self._folder if lane is None else self._folder / f"gpu{lane[0]}") / f"{suite}.json"
 
     def _join(self, paths: Sequence[Path], into: Path) -> None:
         """What the files have of this machine and commit."""
         with self._joining:
-            known = [path for path in paths if _rows(path, self._head)]
+            known = [path for path in dict.fromkeys(paths) if _rows(path, self._head)]
             if known and known != [into]:
                 results.write(into, merge.joined(known))
+
+    def _note(self, step: Step, path: Path) -> None:
+        """The file has all of the step."""
+        with self._joining:
+            document = results.read(path)
+            results.write(path, {**document, "done": [*document.get("done", []), step.name]})
 
 
 def _process(step: Step, path: Path, left: float, environment: dict[str, str]) -> int | str:
@@ -420,9 +207,13 @@ def _process(step: Step, path: Path, left: float, environment: dict[str, str]) -
             _running.discard(process.pid)
 
 
+def _own(path: Path, head: results.Document) -> results.Document:
+    """What a file has of this machine, versions and commit."""
+    return results.merge(path, {**head, "suite": path.stem}, ())
+
+
 def _rows(path: Path, head: results.Document) -> int:
-    """How many rows of this machine, versions and commit a file has."""
-    return len(results.own_rows(results.merge(path, {**head, "suite": path.stem}, ())))
+    return len(results.own_rows(_own(path, head)))
 
 
 def _visible(gpus: str) -> list[str]:

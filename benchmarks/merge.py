@@ -61,7 +61,7 @@ def joined(paths: Sequence[Path]) -> results.Document:
             if held is None or row.get("us") is not None or held.get("us") is None:
                 rows[identity(row)] = row
         document["date"] = max(document["date"], other["date"])
-        for state in ("failed", "missing"):
+        for state in ("failed", "missing", "done"):
             if state in other:
                 document[state] = list(dict.fromkeys((*document.get(state, []), *other[state])))
         if "banned" in other:

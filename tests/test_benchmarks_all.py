@@ -16,13 +16,13 @@ from typer.core import TyperGroup
 
 from benchmarks import everything, papers
 from benchmarks.cli import app
-from benchmarks.everything import Phase, Queue, Step
 from benchmarks.harness import parts, results
 from benchmarks.networks.forms import MODES
 from benchmarks.networks.suite import contenders_of
+from benchmarks.phases import PHASES, Phase, Queue, Step
 
 ROW = layer_row("res1", "fp32", 1.0, 2.0)
-STEPS = [its for phase in everything.PHASES.values() for queue in phase.queues for its in queue]
+STEPS = [its for phase in PHASES.values() for queue in phase.queues for its in queue]
 # In place of the benchmarks' command line: `other` is a file to wait for, `code` the exit code. Its row is named after
 # it, and stands behind those that its file has.
 STEP = """
@@ -40,7 +40,7 @@ while other and not (folder / other).exists() and time.monotonic() < end:
 head, row = {**json.loads(HEAD), "suite": path.stem}, {**json.loads(ROW), "layer": name}
 held = json.loads(path.read_text()) if path.exists() else {**head, "rows": []}
 rows = [*held["rows"], row] if held["commit"] == head["commit"] and "--resume" in options else [row]
-if code == "0" and (not other or (folder / other).exists()):
+if code in ("0", "3") and (not other or (folder / other).exists()):
     path.write_text(json.dumps({**head, "rows": rows, **({"missing": ["more"]} if name == "short" else {})}))
 sys.exit(int(code))
 """
@@ -63,8 +63,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(everything, "_STEP", literals + STEP)
 
 
-def step(name: str, other: str = "", code: int = 0, resumes: bool = True, suite: str = "") -> Step:
-    return Step(suite or name, (name, other, str(code)), resumes)
+def step(name: str, other: str = "", code: int = 0, suite: str = "", beside: tuple[str, ...] = ()) -> Step:
+    return Step(suite or name, (name, other, str(code)), beside=beside)
 
 
 def run(
@@ -79,16 +79,16 @@ def run(
 def test_every_step_is_a_command_with_these_options(tmp_path: Path) -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    for phase in everything.PHASES.values():
+    for phase in PHASES.values():
         suites = [name for queue in phase.queues for name in {its.suite for its in queue}]
         assert len(suites) == len(set(suites))  # nobody else writes the file meanwhile
         for its in [its for queue in phase.queues for its in queue]:
             path = tmp_path / f"{its.suite}.json"
             name, *arguments = its.arguments(path, 5.0)
             context = group.commands[name].make_context(name, arguments)
-            assert context.params["budget"] == 5.0
+            assert (context.params["budget"], context.params["resume"]) == (5.0, True)
             if its.folder:
-                assert (Path(context.params["folder"]), context.params["resume"]) == (tmp_path, True)
+                assert Path(context.params["folder"]) == tmp_path
             else:
                 assert Path(context.params["json_path"]) == path  # a str in some of typer
 
@@ -114,7 +114,7 @@ def test_every_rival_of_networks_is_timed_beside_ours() -> None:
 
 def test_what_others_time_beside_the_best_cudnn_layers_can_be_profiled() -> None:
     """The bound is of a form whose kernels can be told apart."""
-    (queue,) = everything.PHASES["networks_cudnn"].queues
+    (queue,) = PHASES["networks_cudnn"].queues
     for its in queue:
         found = contenders_of([], options(its)["--peers"], ["nhwc"], ["nhwc"])
         assert any(contender.form.mode in (None, "default") and not contender.has_graph for contender in found)
@@ -167,7 +167,9 @@ def test_several_gpus_share_the_steps_and_their_files_are_joined(tmp_path: Path)
         {("first", "GPU-5"), ("second", "4")},
     )
     assert {row["layer"] for row in results.read(tmp_path / "layers.json")["rows"]} == {"first", "second"}
-    assert {(tmp_path / f"{name}.turns").read_text() for name in ("first", "second")} == {""}  # no GPU waits for another
+    assert {(tmp_path / f"{name}.turns").read_text() for name in ("first", "second")} == {
+        ""
+    }  # no GPU waits for another
 
 
 def test_processes_that_compile_beside_each_other_share_the_cores(
@@ -175,10 +177,10 @@ def test_processes_that_compile_beside_each_other_share_the_cores(
 ) -> None:
     monkeypatch.setattr(everything.os, "cpu_count", lambda: 64)
     for gpus, threads in ((), "16"), (("0", "1"), "8"):
-        run([((step("one"),),)], tmp_path, gpus=gpus)
+        run([((step(f"of{len(gpus)}"),),)], tmp_path, gpus=gpus)
         assert (tmp_path / "threads").read_text() == threads
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "3")
-    run([((step("one"),),)], tmp_path)
+    run([((step("asked"),),)], tmp_path)
     assert (tmp_path / "threads").read_text() == "3"
 
 
@@ -284,14 +286,50 @@ def test_nothing_begins_when_the_time_is_spent(tmp_path: Path) -> None:
     assert (wrong, said) == (["late: not begun, the time is spent"], [])
 
 
-def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
-    once = ((step("once", resumes=False),),)
+@pytest.mark.parametrize("gpus", [(), ("0", "1")])
+def test_a_step_that_the_file_has_all_of_is_not_begun_again(tmp_path: Path, gpus: tuple[str, ...]) -> None:
+    """Nor one in which something cannot run; but one that failed, or lacks something, is."""
+    steps = (*map(step, ("once", "short")), step("bad", code=1), step("untimed", code=everything.UNTIMED))
     for _ in range(2):
-        assert run([once], tmp_path) == ([], ["once"])
-    assert (tmp_path / "once.log").read_text().count("--json") == 1
-    results.write(tmp_path / "once.json", {**HEAD, "suite": "once", "commit": "another", "rows": [ROW]})
-    run([once], tmp_path)
-    assert (tmp_path / "once.log").read_text().count("--json") == 2
+        wrong, said = run([(steps,)], tmp_path, gpus=gpus)
+        assert sorted(said) == ["bad", "once", "short", "untimed"]
+        wrong = sorted(line.split(":")[0] for line in wrong if "exit code 3" not in line)
+        assert wrong == ["bad", "short"]
+    for name, count in (("once", 1), ("short", 2), ("bad", 2), ("untimed", 1)):
+        assert sum(log.read_text().count("--json") for log in tmp_path.rglob(f"{name}.log")) == count
+    document = results.read(tmp_path / "once.json")
+    results.write(tmp_path / "once.json", {**document, "commit": "another"})
+    run([(steps[:1],)], tmp_path, gpus=gpus)
+    assert sum(log.read_text().count("--json") for log in tmp_path.rglob("once.log")) == 2
+
+
+def test_a_step_that_ended_behind_the_time_is_begun_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everything, "SHORTEST_S", 0.0)
+    monkeypatch.setattr(everything, "_STEP", "import time\ntime.sleep(1)\n" + everything._STEP)
+    (line,), _ = run([((step("late"),),)], tmp_path, budget_s=0.5)
+    assert line == "late: ended behind the time; what it passed over is left to the next run"
+    assert "done" not in results.read(tmp_path / "late.json")
+
+
+def test_a_gpu_has_the_files_beside_and_what_it_adds_to_them_is_joined(tmp_path: Path) -> None:
+    """What a step reads of other suites: here `one` adds a row to the file of another."""
+    added = """
+beside = path.with_name("layers.json")
+found = json.loads(beside.read_text())
+beside.write_text(json.dumps({**found, "rows": [*found["rows"], {**json.loads(ROW), "layer": "added"}]}))
+"""
+    everything._STEP = everything._STEP.replace("if code in", f"{added}if code in")
+    results.write(tmp_path / "layers.json", {**HEAD, "suite": "layers", "rows": [ROW]})
+    assert run([((step("one", beside=("layers", "absent")),),)], tmp_path, gpus=("0", "1")) == ([], ["one"])
+    assert [row["layer"] for row in results.read(tmp_path / "layers.json")["rows"]] == ["res1", "added"]
+    assert not list(tmp_path.rglob("absent.json"))
+
+
+def test_a_file_that_breaks_the_contract_is_said_and_the_others_go_on(tmp_path: Path) -> None:
+    results.write(tmp_path / "one.json", {**HEAD, "suite": "one", "rows": [{**ROW, "us": "soon"}]})
+    (line,), said = run([((step("one"), step("two")),)], tmp_path, gpus=("0", "1"))
+    assert line.startswith(f"one: {tmp_path / 'one.json'}: row 0: us is 'soon'")
+    assert said == ["two"]
 
 
 def test_the_file_of_all_has_what_its_parts_have_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from test_benchmarks import HEAD
 from torch import nn
 
 import fastconv
-from benchmarks.harness import profile, results
+from benchmarks.harness import profile, results, runs
 from benchmarks.host import suite as host
 from benchmarks.reports import documents
 from benchmarks.training import suite as training
@@ -167,6 +167,24 @@ def test_an_annotation_is_no_kernel_and_a_kernel_of_triton_s_counts_once():
     assert profile._kernels_of(fused) == [("triton_poi_fused_relu_0", 5.0)]
 
 
+def test_what_there_was_no_time_to_compile_is_for_the_next_run(tiny_network, tmp_path, monkeypatch):
+    out = tmp_path / "training.json"
+    arguments = {"rounds": 1, "device": "cpu", "out": out}
+    early = iter([False, False])
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "is_past", lambda deadline: next(early, True))
+        training.run(["tiny"], ["tf32"], ["compile"], budget_s=600.0, **arguments)
+    (row,) = results.read(out)["rows"]
+    assert (row["us"], row["failures"]["compile_default"]) == (None, f"not begun: {runs.SPENT}")
+    lines = []
+    training.run(["tiny"], ["tf32"], ["compile"], resume=True, compile_limit_s=0.0, report=lines.append, **arguments)
+    (row,) = results.read(out)["rows"]
+    assert row["failures"]["compile_default"] == "TimeoutError: not ready within 0 s"  # was begun
+    lines.clear()
+    training.run(["tiny"], ["tf32"], ["compile"], resume=True, report=lines.append, **arguments)
+    assert lines == ["tiny: passed over, the file has its rows"]
+
+
 # -------------------------------------------------------------------------------------------------------------- host
 
 
@@ -188,6 +206,23 @@ def test_host_rows_keep_the_contract(tiny_network, tmp_path):
         assert max(row["error"], row["peer_error"]) < 1e-5
     assert rows["small", "functional", "forward"]["peer"] == "F.conv2d"
     assert host.run([SMALL], [], ["fp32"], device="cpu", budget_s=0.0)["rows"] == []
+
+
+def test_host_goes_on_where_it_ended(tmp_path):
+    out, lines = tmp_path / "host.json", []
+    arguments = {"rounds": 1, "device": "cpu", "out": out, "report": lines.append}
+    host.run([SMALL], [], ["fp32"], ["swapped"], ["no_grad"], **arguments)
+    (first,) = results.read(out)["rows"]
+    lines.clear()
+    host.run([SMALL], [], ["fp32", "bf16"], ["swapped"], ["no_grad"], resume=True, **arguments)
+    assert lines[0] == "small fp32: passed over, the file has its rows"
+    held, _ = results.read(out)["rows"]
+    assert held == first
+    late = {**first, "us": None, "failures": {"swapped no_grad": f"TimeoutError: not ready: {runs.SPENT}"}}
+    results.write(out, {**results.read(out), "rows": [late]})
+    host.run([SMALL], [], ["fp32"], ["swapped"], ["no_grad"], resume=True, **arguments)
+    (again,) = results.read(out)["rows"]
+    assert again["us"] > 0
 
 
 def test_host_calls_call_what_they_say(tiny_network, monkeypatch):

@@ -324,6 +324,18 @@ def test_what_takes_too_long_to_compile_is_given_up():
     assert row["best_peer"] == "torch_eager"
 
 
+def test_behind_the_deadline_nothing_is_begun_that_takes_long(monkeypatch):
+    """Rows say so, and are for the next run."""
+    early = iter([False, False])
+    monkeypatch.setattr(bench, "is_past", lambda deadline: next(early, True))
+    peers = ["torch_eager", "folded_graph_all_plans", "compile_default"]
+    (row,) = bench_one(["eager"], peers, network="lenet5", image=28, layouts=["nchw"], budget_s=600.0, energy_s=1.0)
+    late = ("folded_graph_all_plans_nchw", "compile_default_nchw", "energy")
+    assert row["failures"] == dict.fromkeys(late, f"not begun: {runs.SPENT}")
+    assert row["best_peer"] == "torch_eager"
+    assert bench.held_of({"rows": [row]}) == set()
+
+
 def test_time_limit():
     def work():
         with contextlib.suppress(Exception):  # as a compiler may
@@ -332,7 +344,11 @@ def test_time_limit():
 
     with pytest.raises(TimeoutError, match="not ready within 0 s"), runs.time_limit(0.01):
         work()
-    with runs.time_limit(0.01):
+    late = runs.deadline_of(0.01 - runs.OVERTIME_S)
+    for seconds in (30.0, None):
+        with pytest.raises(TimeoutError, match=f"not ready: {runs.SPENT}"), runs.time_limit(seconds, late):
+            work()
+    with runs.time_limit(0.01, runs.deadline_of(600.0)):
         pass
     time.sleep(0.02)  # the alarm of a block that ended in time is off
 

@@ -127,7 +127,8 @@ def _rounded(value: Any) -> Any:
 
 
 def merge(path: Path | str, head: Document, key: tuple[str, ...]) -> Document:
-    """A document to add rows to: `head`, and the rows of the file at `path` if one machine and commit made both.
+    """A document to add rows to: `head`, and the rows of the file at `path` if one machine and commit made both, with
+    the commands of which these are all that there is to measure (`done`: benchmarks/everything.py).
 
     Rows are then replaced with `put`, which takes two rows for the same one if they agree in every name of `key`.
     """
@@ -137,6 +138,7 @@ def merge(path: Path | str, head: Document, key: tuple[str, ...]) -> Document:
         old = json.loads(path.read_text())
         if all(old.get(name) == head.get(name) for name in ("schema", "suite", *MACHINE, "commit", "measured_choices")):
             document["rows"] = [row for row in old["rows"] if all(name in row for name in key)]
+            document |= {"done": old["done"]} if "done" in old else {}
     return document
 
 

@@ -13,6 +13,13 @@ from typing import Any
 import torch
 
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+OVERTIME_S = 30.0  # how far behind a deadline a compilation may go on that began before it
+SPENT, BESIDE_OTHERS = "the time is spent", "beside other processes"  # end a reason that the next run may not have
+
+
+def is_final(row: Mapping[str, Any]) -> bool:
+    """Whether another run would find nothing more than the row has: neither time nor memory was short for a part."""
+    return not any(why.endswith((SPENT, BESIDE_OTHERS)) for why in row.get("failures", {}).values())
 
 
 class TimeIsUp(BaseException):
@@ -20,9 +27,13 @@ class TimeIsUp(BaseException):
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raises TimeoutError in the block after `seconds` (None: never). In the main thread of a POSIX system; elsewhere
-    there is no limit."""
+def time_limit(seconds: float | None, deadline: float | None = None) -> Iterator[None]:
+    """Raises TimeoutError in the block after `seconds` (None: never), or OVERTIME_S behind `deadline` if that is
+    earlier. In the main thread of a POSIX system; elsewhere there is no limit."""
+    why = "" if seconds is None else f"not ready within {seconds:.0f} s"
+    left = seconds_to(deadline)
+    if left is not None and (seconds is None or left + OVERTIME_S < seconds):
+        seconds, why = left + OVERTIME_S, f"not ready: {SPENT}"
     if seconds is None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -36,7 +47,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     try:
         yield
     except TimeIsUp:
-        raise TimeoutError(f"not ready within {seconds:.0f} s") from None
+        raise TimeoutError(why) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

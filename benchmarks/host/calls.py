@@ -96,6 +96,7 @@ class Subject:
     residual: Tensor | None
     forms: dict[str, Form]
     compile_limit_s: float | None = None
+    deadline: float | None = None  # as that of networks.forms.Case
 
     def module(self, name: str, ours: bool) -> nn.Module:
         """PyTorch's module of a form, or ours."""
@@ -118,7 +119,7 @@ class Subject:
         run: Callable[..., Any] = module
         if how == "compile":
             run = torch.compile(module, dynamic=False)
-            with torch.no_grad(), time_limit(self.compile_limit_s):
+            with torch.no_grad(), time_limit(self.compile_limit_s, self.deadline):
                 run(*arguments)
 
         def without_gradients() -> Any:

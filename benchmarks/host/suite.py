@@ -21,7 +21,7 @@ from torch import nn
 
 from benchmarks.harness import results
 from benchmarks.harness.profile import kernel_groups
-from benchmarks.harness.runs import check_names, deadline_of, free, is_past
+from benchmarks.harness.runs import check_names, deadline_of, free, is_final, is_past
 from benchmarks.host.calls import CALLS, LAYER_FORMS, NETWORK_FORMS, Call, Subject
 from benchmarks.networks.parts import GROUPS
 from fastconv import environment, models, ops, testing, timing
@@ -57,6 +57,7 @@ def run(
     image: int | None = None,
     compile_limit_s: float | None = COMPILE_LIMIT_S,
     budget_s: float | None = None,
+    resume: bool = False,
     report: Report = lambda line: None,
 ) -> results.Document:
     """Times calls, at batch 1; returns the result file's content.
@@ -65,6 +66,7 @@ def run(
         or all where others than LAYERS are given. networks: without gradients, in the forms that a network has.
     image: the side of networks' inputs, instead of their own. compile_limit_s: for each compilation.
     out: the result file, written after every layer and class. budget_s: after so many seconds none is begun.
+    resume: layers, networks and classes of which `out` holds every call are passed over.
     Raises ValueError for an unknown name. A form that fails is null in its row, the reason under `failures`.
     """
     check_names("class", classes, CLASS_DTYPE)
@@ -74,6 +76,8 @@ def run(
     head = environment.describe(suite_name(target), target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
     deadline = deadline_of(budget_s)
+    rows = results.own_rows(document) if resume else []
+    held = {tuple(row[each] for each in KEY) for row in rows if is_final(row)}
     subjects: list[Layer | str] = [*layers, *networks]
     for cls in classes:
         for name in subjects:
@@ -81,7 +85,11 @@ def run(
                 report(f"{name if isinstance(name, str) else name.layer} {cls}: not begun, the time is spent")
                 continue
             fields, subject = _subject(name, cls, target, forms, calls, image)
-            subject.compile_limit_s = compile_limit_s
+            asked = {(fields["layer"], cls, form, how) for form, its in subject.forms.items() for how in its.calls}
+            if asked <= held:
+                report(f"{fields['layer']} {cls}: passed over, the file has its rows")
+                continue
+            subject.compile_limit_s, subject.deadline = compile_limit_s, deadline
             with pytorch_class(cls), torch._dynamo.config.patch(recompile_limit=256):
                 found = _Measured(subject, LAYER_CALLS if isinstance(name, Layer) else NETWORK_CALLS, rounds)
                 for row in found.rows(fields | {"class": cls}):

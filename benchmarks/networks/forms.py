@@ -114,6 +114,7 @@ class Case:
     pictures: Tensor
     device: torch.device
     compile_limit_s: float | None = None
+    deadline: float | None = None  # of harness.runs.deadline_of: behind it nothing goes on being compiled
     models: dict[tuple[str, str], nn.Module] = field(default_factory=dict)
     inputs: dict[str, Tensor] = field(default_factory=dict)
     swaps: dict[str, fastconv.SwapReport] = field(default_factory=dict)  # of the swapped models, by layout
@@ -153,7 +154,7 @@ class Case:
         return self._graphed(forward, x) if form.graph else lambda: forward(x)
 
     def compiled(self, form: Form, layout: str) -> Callable[..., Any]:
-        """The compiled model of a form. Raises TimeoutError where `compile_limit_s` is too short."""
+        """The compiled model of a form. Raises TimeoutError where there is too little time."""
         key = form.model, form.mode, form.frozen, layout
         if key not in self._compiled:
             from torch._inductor import config
@@ -170,7 +171,7 @@ class Case:
                 compiled = torch.compile(self.model(form.model, layout), dynamic=False, options=options)
             # Freezing is also asked for where Dynamo traces.
             with config.patch(options):
-                with time_limit(self.compile_limit_s):
+                with time_limit(self.compile_limit_s, self.deadline):
                     compiled(x)
                 for _ in range(2):  # a mode's own graph is recorded in the second call
                     compiled(x)

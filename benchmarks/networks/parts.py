@@ -21,13 +21,13 @@ from torch import nn
 
 from benchmarks import peers
 from benchmarks.harness import profile, results
+from benchmarks.harness.runs import SPENT
 from benchmarks.layers import group as layer_group
 from benchmarks.layers.suite import ROW_KEY, groups_of
 from fastconv import timing
 from fastconv.models.layers import Layer
 
 NAME = "cudnn_best_layers"
-SPENT = "the time is spent"  # ends a reason that the next run may not have
 GEOMETRY = ("c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
 CONVOLUTIONS = dict.fromkeys(
     ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "fastconv::", "mkldnn::_convolution"),

@@ -20,7 +20,17 @@ from torch import Tensor, nn
 
 from benchmarks.harness import energy, results, turns
 from benchmarks.harness.clocks import ClockMonitor
-from benchmarks.harness.runs import LAYOUTS, check_names, deadline_of, fastest_of, free, is_past, synchronised
+from benchmarks.harness.runs import (
+    LAYOUTS,
+    SPENT,
+    check_names,
+    deadline_of,
+    fastest_of,
+    free,
+    is_final,
+    is_past,
+    synchronised,
+)
 from benchmarks.networks import parts as network_parts
 from benchmarks.networks import zoo
 from benchmarks.networks.forms import MODES, PEERS, Case, Contender, Job, compile_ahead
@@ -33,7 +43,7 @@ CPU_MODES, CPU_PEERS = ("eager", "fused"), ("torch_eager", "folded_eager", "comp
 KEY = ("network", "batch", "class", "mode", "algorithm")
 SLOWER_LAYOUT = 1.25  # a layout this many times slower than another of its form runs 3 rounds only
 COMPILE_LIMIT_S = 120.0
-NOT_COMPILED = f"not compiled: {network_parts.SPENT}"
+NOT_BEGUN = f"not begun: {SPENT}"
 
 Report = Callable[[str], None]
 
@@ -75,13 +85,8 @@ def contenders_of(
 
 
 def held_of(document: results.Document) -> set[tuple[Any, ...]]:
-    """The keys of the rows that need not be measured again: all of this commit but those for whose peers there was no
-    time."""
-    return {
-        tuple(row[name] for name in KEY)
-        for row in results.own_rows(document)
-        if not any(why.endswith(network_parts.SPENT) for why in row.get("failures", {}).values())
-    }
+    """The keys of the rows of this commit that need not be measured again."""
+    return {tuple(row[name] for name in KEY) for row in results.own_rows(document) if is_final(row)}
 
 
 def compiled_layouts_of(cls: str) -> tuple[str, ...]:
@@ -124,7 +129,8 @@ def run(
         `network_layers.json` beside it has the layers of cudnn_best_layers.
     compile_limit_s: what is not compiled within so many seconds is given up. compile_workers: so many processes first
         compile everything there is to compile, for the caches on disk, in half of `budget_s` at most.
-    budget_s: after so many seconds nothing more is compiled, and no further network or class is begun.
+    budget_s: after so many seconds nothing more is compiled or searched for over all plans, no energy is measured, and
+        no further network or class is begun.
     resume: networks and classes of which `out` holds every mode are passed over.
     energy_s: the fastest layout of each mode, and the fastest form of PyTorch, run so many seconds more in turns, for
         the energy of an image.
@@ -178,8 +184,8 @@ def run(
             if is_past(deadline):
                 report(f"{name} {cls}: not begun, the time is spent")
                 break
-            case = Case(base, cls, algorithm, pictures, target, compile_limit_s)
-            found = Measured(name, case, contenders[cls], reference, rounds, deadline, report, energy_s)
+            case = Case(base, cls, algorithm, pictures, target, compile_limit_s, deadline)
+            found = Measured(name, case, contenders[cls], reference, rounds, report, energy_s)
             found.release()
             with turns.timing():
                 bound = _cudnn_bound(found, case, best_layers, deadline)
@@ -210,8 +216,8 @@ class Measured:
     """All contenders of one network (or part of one) and class, measured when made; then a row for each mode."""
 
     def __init__(
-        self, name: str, case: Case, contenders: Sequence[Contender], reference: Any, rounds: int,
-        deadline: float | None, report: Report, energy_s: float | None = None,
+        self, name: str, case: Case, contenders: Sequence[Contender], reference: Any, rounds: int, report: Report,
+        energy_s: float | None = None,
     ) -> None:  # fmt: skip
         self.name, self.case, self.contenders = name, case, contenders
         self.batch = len(case.pictures)
@@ -226,13 +232,13 @@ class Measured:
         with torch.inference_mode(), pytorch_class(case.cls), torch._dynamo.config.patch(recompile_limit=256):
             for contender in contenders:
                 compiled = contender.form.mode is not None
-                if compiled and is_past(deadline):
-                    self.failures[contender.name] = NOT_COMPILED
-                    continue
                 begin = time.perf_counter()
                 # cuDNN's search is by time, and its choices hold for the compiled forms as well, which come last. They
                 # take long, so whoever waits to time goes first.
                 with turns.preparing(patient=True) if compiled else turns.timing():
+                    if (compiled or contender.form.all_plans) and is_past(case.deadline):
+                        self.failures[contender.name] = NOT_BEGUN
+                        continue
                     try:
                         estimates[contender.name] = self._prepare(contender, reference)
                     except Exception as error:
@@ -301,6 +307,9 @@ class Measured:
 
     def _energy(self, seconds: float) -> dict[str, energy.Energy]:
         """Of the fastest layout of each form of ours and of the fastest contender of PyTorch's."""
+        if is_past(self.case.deadline):
+            self.failures["energy"] = NOT_BEGUN
+            return {}
         fastest = self._fastest(self.times, lambda contender: contender.ours and contender.form_name)
         try:
             read = energy.meter(self.case.device)

@@ -3,6 +3,7 @@ time one after the other (harness/turns.py)."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import results, turns
-from benchmarks.harness.runs import deadline_of, seconds_to
+from benchmarks.harness.runs import BESIDE_OTHERS, deadline_of, seconds_to
 from benchmarks.layers.suite import ROW_KEY
 from benchmarks.networks import suite
 
@@ -41,57 +42,63 @@ def run(
     **arguments: Any,
 ) -> results.Document:
     """As suite.run, by so many processes at a time; arguments: its others, plain values. The file is written after
-    every network and class. Those that had no memory beside others, or ended early, are measured again when these are
-    done, alone. `failed` of the document names those whose process ended early, `missing` those that were not begun
-    within the budget."""
+    every network and class. Those that had no memory beside others (the reasons in their rows say so), or ended early,
+    are measured again when these are done, alone. `failed` of the document names those whose process ended early,
+    `missing` those that were not begun within the budget."""
     head = suite.head_of(arguments.get("device"), arguments.get("suite"))
     layers_out = out.with_name("network_layers.json")
     document = results.merge(out, head, suite.KEY)
     layers = results.merge(layers_out, {**head, "suite": "network_layers"}, ROW_KEY)
     begun = json.dumps(document)
+    known_rows = json.loads(begun)["rows"]
     deadline, writing = deadline_of(budget_s), threading.Lock()
     with tempfile.TemporaryDirectory() as folder, turns.sharing():
 
-        def measure(pair: tuple[str, str]) -> None:
+        def measure(pair: tuple[str, str], alone: bool = False) -> bool:
+            """Whether it had no memory beside others, or ended early."""
             left = seconds_to(deadline)
             if left is not None and left <= 0:
                 document.setdefault("missing", []).append(f"{' '.join(pair)}: the suite's time was over")
-                return
+                return False
             path = Path(folder) / "-".join(pair) / out.name
             results.write(path, json.loads(begun))  # for `resume`
             with writing:
                 results.write(path.with_name(layers_out.name), layers)
             for known in out.parent.glob("layers*.json"):  # what cudnn_best_layers need not measure
-                (path.parent / known.name).symlink_to(known.resolve())
+                link = path.with_name(known.name)
+                link.unlink(missing_ok=True)
+                link.symlink_to(known.resolve())
             job = {**arguments, "networks": pair[:1], "classes": pair[1:], "out": str(path), "budget_s": left}
             done = subprocess.run([sys.executable, "-c", _WORKER, json.dumps(sys.path), json.dumps(job)])
             with writing:
                 if done.returncode != 0:
                     document.setdefault("failed", []).append(f"{' '.join(pair)}: {ENDED} {done.returncode}")
-                for row in json.loads(path.read_text())["rows"]:
-                    if (row["network"], row["class"]) == pair:
-                        results.put(document, row, suite.KEY)
+                rows = [row for row in json.loads(path.read_text())["rows"] if row not in known_rows]
+                short = not alone and any([_mark_memory(row) for row in rows])  # each of them
+                for row in rows:
+                    results.put(document, row, suite.KEY)
                 results.write(out, document)
                 for row in json.loads(path.with_name(layers_out.name).read_text())["rows"]:
                     results.put(layers, row, ROW_KEY)
                 if layers["rows"]:
                     results.write(layers_out, layers)
             report(f"{' '.join(pair)}: {'done' if done.returncode == 0 else f'ended with code {done.returncode}'}")
+            return short or done.returncode != 0
 
         pairs = [(name, cls) for name in networks for cls in classes]
         with ThreadPoolExecutor(workers) as pool:
-            list(pool.map(measure, pairs))
-        for pair in pairs if workers > 1 else []:
+            again = list(itertools.compress(pairs, list(pool.map(measure, pairs))))
+        for pair in again:
+            report(f"{' '.join(pair)}: once more, alone")
             ended = f"{' '.join(pair)}: {ENDED}"
-            failed = [text for text in document.get("failed", []) if text.startswith(ended)]
-            if failed or _had_no_memory(document["rows"], *pair):
-                report(f"{' '.join(pair)}: once more, alone")
-                document["failed"] = [text for text in document.get("failed", []) if text not in failed]
-                measure(pair)
+            document["failed"] = [text for text in document.get("failed", []) if not text.startswith(ended)]
+            measure(pair, alone=True)
     results.write(out, document)
     return document
 
 
-def _had_no_memory(rows: Sequence[results.Row], network: str, cls: str) -> bool:
-    its = (row for row in rows if (row["network"], row["class"]) == (network, cls))
-    return any(NO_MEMORY in reason for row in its for reason in row["failures"].values())
+def _mark_memory(row: results.Row) -> bool:
+    """Whether something had no memory; the reasons then say that it was beside others."""
+    short = {name: f"{why}, {BESIDE_OTHERS}" for name, why in row["failures"].items() if NO_MEMORY in why}
+    row["failures"] |= short
+    return bool(short)

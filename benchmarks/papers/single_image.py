@@ -160,12 +160,10 @@ def blocks(options: Options) -> results.Document:
         for accuracy in options.classes or CLASSES:
             if is_past(deadline) or all((layer.layer, 1, accuracy, mode, "auto") in held for mode in modes):
                 continue
-            case = Case(module, accuracy, "auto", x, target, options.compile_limit_s)
+            case = Case(module, accuracy, "auto", x, target, options.compile_limit_s, deadline)
             compiled = network_suite.compiled_layouts_of(accuracy)
             contenders = network_suite.contenders_of(modes, peers, ("nchw", "nhwc"), compiled)
-            found = network_suite.Measured(
-                layer.layer, case, contenders, reference, options.rounds, deadline, options.report
-            )
+            found = network_suite.Measured(layer.layer, case, contenders, reference, options.rounds, options.report)
             for mode in modes:
                 results.put(document, found.row(mode, peers, None, "not asked for"), network_suite.KEY)
             found.release()

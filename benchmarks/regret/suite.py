@@ -107,6 +107,7 @@ def run(
     wanted = {_key(problem, accuracy, layout) for problem, accuracy in plan.work() for layout in layouts}
     if not resume:
         document["rows"] = [row for row in document["rows"] if _key_of(row) not in wanted]
+        document.pop("done", None)
     results.write(plan.out, document)
     if workers > 1:
         return parts.run(

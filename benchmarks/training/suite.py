@@ -23,7 +23,7 @@ from torch import nn
 from benchmarks.harness import results
 from benchmarks.harness.clocks import ClockMonitor
 from benchmarks.harness.profile import Groups, kernel_groups
-from benchmarks.harness.runs import check_names, deadline_of, fastest_of, free, is_past, synchronised
+from benchmarks.harness.runs import SPENT, check_names, deadline_of, fastest_of, free, is_final, is_past, synchronised
 from benchmarks.networks.parts import CONVOLUTIONS, LINEAR
 from benchmarks.training.trainer import (
     CLASSES,
@@ -127,7 +127,8 @@ def run(
     head = environment.describe(suite_name(target), target)
     document = results.merge(out, head, KEY) if out else {**head, "rows": []}
     deadline = deadline_of(budget_s)
-    held = {tuple(row[each] for each in KEY) for row in results.own_rows(document)} if resume else set()
+    rows = results.own_rows(document) if resume else []
+    held = {tuple(row[each] for each in KEY) for row in rows if is_final(row)}
     for name in networks:
         entry = models.network(name)
         n, side = batch or BATCHES.get(name, entry.batch), image or entry.image
@@ -184,24 +185,27 @@ class _Measured:
         sides = {f"fastconv_{name}": (form, switch) for name, form in ours.items()} | peers
         for name, (form, its) in sorted(sides.items(), key=lambda side: side[1][0].mode is not None):
             if form.mode is not None and is_past(deadline):
-                self.failures[name] = "not compiled: the time is spent"
+                self.failures[name] = f"not begun: {SPENT}"
                 continue
             begin = time.perf_counter()
             try:
-                self._begin(name, form, its, limit_s)
+                self._begin(name, form, its, limit_s, deadline)
             except Exception as error:
                 self.failures[name] = timing.message_of(error)
                 timing.recover()
             state = self.failures.get(name, "ready")
             report(f"{head} {name}: {state} in {time.perf_counter() - begin:.1f} s")
 
-    def _begin(self, name: str, form: Form, switch: str, limit_s: float | None) -> None:
+    def _begin(
+        self, name: str, form: Form, switch: str, limit_s: float | None, deadline: float | None
+    ) -> None:  # fmt: skip
         cuda = self.device.type == "cuda"
         before = torch.cuda.memory_allocated(self.device) if cuda else 0
         trainer = Trainer(
             self.base, self.data, form, switch, CLASSES[self.cls][1], self.device, algorithm=self.algorithm
         )
-        self.errors[name] = trainer.first_steps(limit_s if form.mode else None).errors(self.expected)
+        first = trainer.first_steps(limit_s, deadline) if form.mode else trainer.first_steps()
+        self.errors[name] = first.errors(self.expected)
         if cuda:
             trainer.step()
             torch.cuda.synchronize(self.device)

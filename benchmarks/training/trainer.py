@@ -137,11 +137,14 @@ class Trainer:
             self._update()
         return loss
 
-    def first_steps(self, limit_s: float | None = None, benchmark: bool = True) -> Losses:
-        """The first two steps. limit_s: raises TimeoutError if the first, in which it is compiled, takes longer."""
+    def first_steps(
+        self, limit_s: float | None = None, deadline: float | None = None, benchmark: bool = True
+    ) -> Losses:
+        """The first two steps. limit_s, deadline: raises TimeoutError if the first, in which it is compiled, takes
+        longer, as `time_limit` does."""
         with pytorch_class(self.switch, benchmark=benchmark), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with time_limit(limit_s):
+            with time_limit(limit_s, deadline):
                 first = self._backward()
             self.scaler.unscale_(self.optimizer)
             gradients = [p.grad.flatten() for p in self.model.parameters() if p.grad is not None]

@@ -1,0 +1,259 @@
+"""What `fastconv bench all` measures: phases of steps, each a command of the benchmarks."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.corpus.networks import DECODERS
+from benchmarks.layers.sets import FUSED, suite_of
+from benchmarks.training import suite as training
+from fastconv.models import MAIN_NETWORKS
+from fastconv.models.layers import SETS
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of the benchmarks. suite: the name of its result file. folder: it is told where its file goes, and
+    not the file. beside: suites whose files it also reads there, or adds to."""
+
+    suite: str
+    command: tuple[str, ...]
+    folder: bool = False
+    beside: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.command)
+
+    def arguments(self, path: Path, budget_s: float) -> list[str]:
+        """All of the command line, for a result file."""
+        where = ["--folder", str(path.parent)] if self.folder else ["--json", str(path)]
+        return [*self.command, *where, "--budget", f"{budget_s:.0f}", "--resume"]
+
+
+Queue = tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """quiet: what it measures is the host's time, too, so that nothing else goes on meanwhile; each of its steps is one
+    process, and several GPUs run one each."""
+
+    queues: tuple[Queue, ...]
+    quiet: bool = False
+
+
+def _layers(layer_set: str, workers: int, direction: str = "forward", *options: str) -> Step:
+    command = ("layers", "--set", layer_set, "--pass", direction, "--workers", str(workers), *options)
+    return Step(suite_of(layer_set, direction), command)
+
+
+def _gradients(direction: str, classes: str) -> Queue:
+    # Layers with strides are the largest: one process, whose plans have the card's memory for themselves.
+    sets = (("layers", 4), ("pointwise", 4), ("groups", 3), ("stems", 3), ("strided", 1))
+    options = ("--batch", "64", "--classes", classes)
+    return tuple(_layers(layer_set, workers, f"backward_{direction}", *options) for layer_set, workers in sets)
+
+
+def _paper(source: str, part: str, suffix: str = "", *options: str) -> Step:
+    """A part of a source's experiments; suffix: what its file has behind the source."""
+    return Step(f"paper_{source}{suffix}", ("paper", source, "--parts", part, *options), folder=True)
+
+
+def _survey(batch: int, workers: int) -> Step:
+    return _paper("cuconv", "survey", "", "--batch", str(batch), "--workers", str(workers))
+
+
+def _resnets(names: str) -> Step:
+    options = ("--network", names, "--workers", "5", "--compile-limit", "150")
+    return _paper("single_image", "networks", "_networks", *options)
+
+
+# The forms of PyTorch that were ever its fastest, and what its users have: each takes memory, and time to compile.
+_FORMS = "torch_eager,torch_graph,folded_graph,folded_graph_all_plans,compile_reduce_overhead,frozen_reduce_overhead"
+_MODES = "eager,compile,graph,fused,fused_graph"
+_CLASSES, _OTHER_CLASSES = "fp32,tf32,fp16", "bf16,ieee"
+
+
+def _network(name: str, classes: str = "fp32,tf32,fp16,bf16", workers: int = 4) -> Step:
+    """A network of README's table, in every form that it shows. workers: as many as a card of 80 GB has room for."""
+    forms = ("--modes", _MODES, "--peers", _FORMS, "--energy", "2")
+    command = ("networks", "--network", name, "--classes", classes, "--workers", str(workers), *forms)
+    return Step("networks", (*command, "--compile-limit", "150"))
+
+
+def _another_network(name: str, classes: str = "fp16,tf32", workers: int = 4, batch: int | None = None) -> Step:
+    """One that our choices were not made for, or that README's table has in another batch or size, in the forms that
+    are the fastest of ours and of PyTorch."""
+    layouts = "nchw,nhwc" if {"fp32", "ieee"} & set(classes.split(",")) else "nhwc"  # which of PyTorch's is faster
+    forms = ("--layouts", layouts, "--classes", classes, "--workers", str(workers), "--compile-limit", "150")
+    of_batch = () if batch is None else ("--batch", str(batch))
+    return _networks("networks_others", _FORMS, "--network", name, *forms, *of_batch)
+
+
+def _networks(
+    suite: str, peers: str, *options: str, modes: str = "compile,fused_graph", beside: tuple[str, ...] = ()
+) -> Step:
+    """Whole networks against other rivals, in a file of their own. Ours is timed again, in the forms that are its
+    fastest: a speed is a ratio of times of one run."""
+    command = ("networks", "--suite", suite, "--modes", modes, "--peers", peers, *options)
+    return Step(suite, command, beside=beside)
+
+
+_LAYER_FILES = ("network_layers", *map(suite_of, SETS))  # what cudnn_best_layers reads, and adds to
+# Those of README's table in its classes, the least work first; DenseNet has 86 different layers.
+_PAIRS = (
+    *itertools.product(
+        ("vgg16", "resnet50", "unet", "rrdb", "sd_vae_decoder", "yolov3"), ("fp32", "tf32", "fp16", "bf16")
+    ),
+    ("densenet161", "fp32"),
+)
+_OTHERS = (
+    "efficientnet_b0", "hrnet_w18", "segformer_mit_b2", "repvgg_b1", "mobilenet_v3_large", "convnext_tiny", "yolov8n",
+    "retinanet_resnet50_fpn", "sd15_unet", "sdxl_unet",
+)  # fmt: skip
+# Of equal use the longest come first, so that several GPUs end together.
+PHASES: dict[str, Phase] = {
+    "layers": Phase(
+        (
+            (_layers("layers", 5), _layers("strided", 3)),
+            (
+                _layers("groups", 3),
+                _layers("pointwise", 3),
+                _layers("stems", 3),
+                Step("megakernel", ("megakernel", "--parts", "layers,rivals")),
+            ),
+        )
+    ),
+    # With bias and ReLU, and with a residual between them, where cuDNN's graphs have the fusion.
+    "layers_fused": Phase(
+        (
+            tuple(
+                _layers(layer_set, 4, direction, "--batch", "64", "--classes", _CLASSES)
+                for layer_set in ("layers", "pointwise")
+                for direction in FUSED
+            ),
+        )
+    ),
+    "networks": Phase(
+        (
+            (
+                _network("yolov3", "fp32,tf32", 1),
+                _network("rrdb"),
+                _network("vgg16", workers=2),
+                _network("densenet161", "fp32,tf32", 2),
+                _network("densenet161", "fp16,bf16", 2),
+                _network("yolov3", "fp16,bf16", 2),
+                *map(_network, ("sd_vae_decoder", "resnet50", "unet")),
+            ),
+        )
+    ),
+    # One queue: the plans of eight processes are more than a card of 80 GB.
+    "gradients": Phase(((*_gradients("weight", _CLASSES), *_gradients("input", _CLASSES)),)),
+    # The sources' experiments. Whoever compiles keeps all others from timing all the while.
+    "papers": Phase(
+        (
+            # VGG-19's first layers with their rivals' workspaces take most of a card of 80 GB.
+            (_survey(256, 2), _survey(128, 2), *(_survey(batch, 4) for batch in (64, 32, 16, 8, 1))),
+            (
+                _paper("lenet5", "network", "_network"),
+                _paper("megakernel", "filters"),
+                _paper("megakernel", "resnet2", "_resnet2"),
+            ),
+        )
+    ),
+    "papers_compiled": Phase(
+        (
+            (
+                _resnets("resnet152"),
+                _resnets("resnet101,resnet34"),
+                _resnets("resnet50,resnet18"),
+                _paper("single_image", "blocks", "_blocks"),
+            ),
+        )
+    ),
+    "papers_layers": Phase(
+        (
+            (
+                _paper("lenet5", "layers", "", "--workers", "2"),
+                _paper("textbook", "ladder", "", "--workers", "2"),
+                _paper("textbook", "kernels", "_kernels"),
+                _paper("megakernel", "counters", "_counters"),
+            ),
+            (
+                _paper("megakernel", "layers"),
+                _paper("megakernel", "mapping"),
+                _paper("megakernel", "distribution"),
+                _paper("single_image", "layers", "", "--workers", "3"),
+                _paper("single_image", "kernels", "_kernels"),
+                _paper("megakernel", "networks", "_networks", "--workers", "2"),
+                _paper("cuconv", "counters", "_counters"),
+            ),
+        )
+    ),
+    "networks_others": Phase(
+        (
+            (
+                *map(_another_network, _OTHERS),
+                *(_another_network(name, its, 1) for its in ("fp32,tf32", "fp16,bf16") for name in DECODERS),
+                *(_another_network(name, _CLASSES, 2, 8) for name in ("sd_vae_decoder", "rrdb")),
+                *(_another_network(name, _CLASSES, batch=n) for n in (8, 1) for name in (*MAIN_NETWORKS, "unet")),
+            ),
+        )
+    ),
+    # Problems of the corpus that no constant was fitted to, drawn anew.
+    "regret": Phase(
+        (
+            tuple(
+                Step("regret", ("regret", "--split", "judge", "--workers", "4", "--classes", _CLASSES, *options))
+                for options in (
+                    ("--sample", "110", "--seed", "26", "--layouts", "nhwc"),
+                    ("--sample", "40", "--seed", "27", "--layouts", "nchw"),
+                    ("--sample", "40", "--seed", "28", "--layouts", "nhwc", "--pass", "backward_input"),
+                    ("--sample", "40", "--seed", "29", "--layouts", "nhwc", "--pass", "backward_weight"),
+                )
+            ),
+        )
+    ),
+    "training_compiled": Phase(
+        (tuple(Step("training", ("training", "--network", name, "--modes", "compile")) for name in training.BATCHES),),
+        quiet=True,
+    ),
+    "alone": Phase(
+        (
+            (
+                *(Step("training", ("training", "--network", name)) for name in training.BATCHES),
+                Step("host", ("host",)),
+            ),
+        ),
+        quiet=True,
+    ),
+    "gradients_others": Phase(((*_gradients("weight", _OTHER_CLASSES), *_gradients("input", _OTHER_CLASSES)),)),
+    # What is timed of cuDNN alone goes with the leanest kernels around it, which are those of frozen networks. Neither
+    # these nor `fused` are graphs, so that the memory that they take can be told.
+    "networks_cudnn": Phase(
+        (
+            tuple(
+                _networks(
+                    "networks_cudnn", "torch_eager,folded_eager,frozen_default,cudnn_best_layers", "--network", name,
+                    "--classes", cls, "--compile-limit", "150", modes="fused,compile,fused_graph", beside=_LAYER_FILES,
+                )
+                for name, cls in _PAIRS
+            ),
+        )
+    ),
+    # Compiled beside each other for the caches alone; what max-autotune keeps it has timed with the GPU for itself.
+    "networks_autotune": Phase(
+        (
+            tuple(
+                _networks(
+                    "networks_autotune", "compile_max_autotune,frozen_max_autotune", "--network", name,
+                    "--classes", cls, "--compile-workers", "3", "--compile-limit", "600",
+                )
+                for name, cls in _PAIRS
+            ),
+        )
+    ),
+}  # fmt: skip
