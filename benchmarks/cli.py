@@ -27,6 +27,7 @@ from fastconv.cli.support import (
     split,
     write_json,
 )
+from fastconv.models.layers import SETS
 
 # torch takes seconds to import, and `--help` needs none of it: every command imports what it runs.
 
@@ -43,9 +44,9 @@ app = typer.Typer(
 def layers(
     layers: Annotated[str | None, typer.Option(help="Some of the layers, with commas between; default all.")] = None,
     layer_set: Annotated[
-        str, typer.Option("--set", help="layers (3x3), pointwise, strided, stems, groups, lenet5.")
+        str, typer.Option("--set", help=f"{', '.join(SETS)}; the last by --pass backward_input.")
     ] = "layers",
-    batch: Annotated[str, typer.Option(help="Batch sizes; default 64,1, of lenet5 10000,1000,100.")] = "",
+    batch: Annotated[str, typer.Option(help="Batch sizes; default the set's own, mostly 64,1.")] = "",
     direction: Annotated[
         str, typer.Option("--pass", help="forward, backward_weight, backward_input, bias_relu, bias_residual_relu.")
     ] = "forward",

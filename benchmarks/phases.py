@@ -50,6 +50,9 @@ def _layers(layer_set: str, workers: int, direction: str = "forward", *options: 
     return Step(suite_of(layer_set, direction), command)
 
 
+_BOTH = ("--layouts", "nchw,nhwc")  # of ours; PyTorch is in both anyway
+
+
 def _gradients(direction: str, classes: str) -> Queue:
     # Layers with strides are the largest: one process, whose plans have the card's memory for themselves.
     sets = (("layers", 4), ("pointwise", 4), ("groups", 3), ("stems", 3), ("strided", 1))
@@ -118,10 +121,10 @@ _OTHERS = (
 PHASES: dict[str, Phase] = {
     "layers": Phase(
         (
-            (_layers("layers", 5), _layers("strided", 3)),
+            (_layers("layers", 5, "forward", *_BOTH), _layers("strided", 3, "forward", *_BOTH)),
             (
                 _layers("groups", 3),
-                _layers("pointwise", 3),
+                _layers("pointwise", 3, "forward", *_BOTH),
                 _layers("stems", 3),
                 Step("megakernel", ("megakernel", "--parts", "layers,rivals")),
             ),
@@ -213,6 +216,18 @@ PHASES: dict[str, Phase] = {
                     ("--sample", "40", "--seed", "27", "--layouts", "nchw"),
                     ("--sample", "40", "--seed", "28", "--layouts", "nhwc", "--pass", "backward_input"),
                     ("--sample", "40", "--seed", "29", "--layouts", "nhwc", "--pass", "backward_weight"),
+                )
+            ),
+        )
+    ),
+    # Where ours was lost or not timed: few channels, small maps, nn.Conv1d, nn.ConvTranspose2d.
+    "layers_others": Phase(
+        (
+            tuple(
+                _layers(layer_set, 4, direction, *_BOTH, "--classes", _CLASSES)
+                for layer_set, direction in (
+                    ("transposed", "backward_input"), ("narrow", "forward"), ("deep", "forward"),
+                    ("sequences", "forward"),
                 )
             ),
         )

@@ -80,6 +80,11 @@ def test_layer_sets():
     with pytest.raises(ValueError, match="layer_set is 'alexnet'; expected one of layers, pointwise"):
         select(None, "alexnet")
     assert [(layer.p, layer.q) for layer in SETS["lenet5"]] == [(80, 80), (34, 34)]
+    assert [(layer.p, layer.q) for layer in SETS["sequences"]][:4] == [(1, 3199), (1, 1599), (1, 99), (1, 4096)]
+    for layer in SETS["transposed"]:  # what PyTorch's module makes of the output of the convolution
+        module = torch.nn.ConvTranspose2d(layer.k, layer.c, layer.r, layer.stride, layer.padding, device="meta")
+        y = module(torch.empty(1, layer.k, layer.p, layer.q, device="meta"))
+        assert y.shape == (1, layer.c, layer.h, layer.w)
     assert layers.batches_of("lenet5") == (10000, 1000, 100)
     assert layers.batches_of("layers") == layers.batches_of("stems") == (64, 1)
     with pytest.raises(ValueError, match="'vgg' matches none of lenet1"):

@@ -20,6 +20,7 @@ from benchmarks.harness import parts, results
 from benchmarks.networks.forms import MODES
 from benchmarks.networks.suite import contenders_of
 from benchmarks.phases import PHASES, Phase, Queue, Step
+from fastconv.models.layers import SETS
 
 ROW = layer_row("res1", "fp32", 1.0, 2.0)
 STEPS = [its for phase in PHASES.values() for queue in phase.queues for its in queue]
@@ -123,11 +124,17 @@ def test_what_others_time_beside_the_best_cudnn_layers_can_be_profiled() -> None
 @pytest.mark.parametrize("direction", ["input", "weight"])
 def test_gradients_are_measured_in_every_class_once(direction: str) -> None:
     classes: dict[str, list[str]] = {}
-    for its in STEPS:
+    for its in [*PHASES["gradients"].queues[0], *PHASES["gradients_others"].queues[0]]:
         if its.suite.endswith(f"backward_{direction}"):
             classes.setdefault(its.suite, []).extend(options(its)["--classes"])
     assert len(classes) == 5
     assert all(sorted(its) == sorted(results.CLASSES) for its in classes.values())
+
+
+def test_every_layer_set_is_measured() -> None:
+    """But those that belong to a source's experiments."""
+    measured = {set_name for its in STEPS if its.command[0] == "layers" for set_name in options(its)["--set"]}
+    assert measured == {*SETS} - {"lenet5"}
 
 
 class _Asked(Exception):

@@ -121,6 +121,47 @@ SETS: dict[str, list[Layer]] = {
         Layer("lenet1", 1, 86, 86, 4, 7, 7, 1, 0),
         Layer("lenet2", 4, 40, 40, 16, 7, 7, 1, 0),
     ],
+    "narrow": [  # few channels on one side: pictures, latents and maps of them going in and out; HRNet's own
+        Layer("grey_in", 1, 512, 512, 64),
+        Layer("complex_in", 2, 320, 320, 32),
+        Layer("yolo_in", 3, 416, 416, 32),
+        Layer("latent_in", 4, 64, 64, 320),
+        Layer("picture_out", 64, 512, 512, 3),
+        Layer("latent_out", 320, 64, 64, 4),
+        _square("mask_out", 64, 512, 2, 1),
+        Layer("hrnet18", 18, 56, 56, 18),
+        Layer("hrnet36", 36, 28, 28, 36),
+    ],
+    "deep": [  # more filter than map: the innermost layers of Stable Diffusion's U-Net and of others
+        Layer("sd_8", 1280, 8, 8, 1280),
+        Layer("sd_8_up", 2560, 8, 8, 1280),
+        Layer("sd_16", 1280, 16, 16, 1280),
+        _square("sd_8_short", 2560, 8, 1280, 1),
+        Layer("c512_4", 512, 4, 4, 512),
+        Layer("c1024_4", 1024, 4, 4, 1024),
+        Layer("c2048_4", 2048, 4, 4, 2048),
+        Layer("c512_8", 512, 8, 8, 512),
+        Layer("c1024_8", 1024, 8, 8, 1024),
+        Layer("c512_16", 512, 16, 16, 512),
+    ],
+    "sequences": [  # nn.Conv1d: wav2vec 2.0 on a second of sound, and causal layers, whose input is padded before
+        Layer("wav2vec0", 1, 1, 16000, 512, 1, 10, 5, 0),
+        Layer("wav2vec1", 512, 1, 3199, 512, 1, 3, 2, 0),
+        Layer("wav2vec5", 512, 1, 199, 512, 1, 2, 2, 0),
+        Layer("causal3", 256, 1, 4098, 256, 1, 3, 1, 0),
+        Layer("causal3_d8", 256, 1, 4112, 256, 1, 3, 1, 0, 8),
+        Layer("causal7", 64, 1, 16006, 64, 1, 7, 1, 0),
+    ],
+    # nn.ConvTranspose2d: U-Net's, 2x2, and DCGAN's, 4x4, each as the convolution whose input gradient it is: c, h and w
+    # are of its output.
+    "transposed": [
+        Layer("unet_up1", 512, 64, 64, 1024, 2, 2, 2, 0),
+        Layer("unet_up2", 256, 128, 128, 512, 2, 2, 2, 0),
+        Layer("unet_up4", 64, 512, 512, 128, 2, 2, 2, 0),
+        Layer("dcgan2", 512, 8, 8, 1024, 4, 4, 2, 1),
+        Layer("dcgan4", 128, 32, 32, 256, 4, 4, 2, 1),
+        Layer("dcgan5", 3, 64, 64, 128, 4, 4, 2, 1),
+    ],
 }
 
 
