@@ -28,10 +28,10 @@ import typer
 
 from benchmarks import merge
 from benchmarks.harness import results, turns
+from benchmarks.harness.runs import SHORTEST_S
 from benchmarks.phases import PHASES, Phase, Queue, Step
 from fastconv.cli.support import DeviceOption, device_named, fail, say
 
-SHORTEST_S = 20.0  # with less time left no step is begun
 GRACE_S = 90.0  # how far behind its budget a step may end: what it has begun it finishes
 WORKERS = 4  # processes of a step, at most five
 UNTIMED = 3  # exit code of a step that has measured what there was, and rows without a time: that form cannot run
@@ -62,7 +62,7 @@ def run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     steps = _Steps(folder, head, time.monotonic() + budget_s, report, lanes=len(gpus) or 1)
-    wrong: list[str] = []
+    wrong = steps.gather()
     with _ends_together():
         for lanes, queues in _schedule(list(phases), gpus):
             waiting = deque(queues)
@@ -131,6 +131,16 @@ class _Steps:
         self._folder, self._head, self._deadline, self._report = folder, head, deadline, report
         self._joining = threading.Lock()
         self._threads = str(max(1, (os.cpu_count() or 1) // (lanes * WORKERS)))
+
+    def gather(self) -> list[str]:
+        """Joins what a run of several GPUs left that was ended from outside; what went wrong."""
+        wrong = []
+        for path in sorted(self._folder.glob("gpu*/*.json")):
+            try:
+                self._join([self._path(path.stem), path], self._path(path.stem))
+            except ValueError as error:
+                wrong.append(str(error))
+        return wrong
 
     def run(self, step: Step, lane: _Lane) -> str:
         """What is missing of a step; "" if nothing is."""

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.harness import results
+from benchmarks.harness.runs import is_final
 from fastconv.cli.support import console
 
 HEAD = ("schema", "suite", *results.MACHINE, "commit", "measured_choices")  # in which all files agree
@@ -40,6 +41,10 @@ def _subject(row: results.Row) -> str:
     return f"{row.get('layer')}, batch {row.get('n')}, {row.get('class')}"
 
 
+def _rank(row: results.Row) -> tuple[bool, bool]:
+    return row.get("us") is not None, is_final(row)
+
+
 def _check_alike(
     path: Path, document: results.Document, first_path: Path, first: results.Document, names: Sequence[str]
 ) -> None:  # fmt: skip
@@ -49,8 +54,9 @@ def _check_alike(
 
 
 def joined(paths: Sequence[Path]) -> results.Document:
-    """The rows of files of one suite, machine and commit. Of a row that several have, one with a time is kept, and the
-    last of them. Raises ValueError naming the file that differs from the first, and in what."""
+    """The rows of files of one suite, machine and commit. Of a row that several have, one with a time is kept, of those
+    one that lacks nothing for want of time or memory, and the last of them. Raises ValueError naming the file that
+    differs from the first, and in what."""
     first, *others = [results.read(path) for path in paths]
     rows = {identity(row): row for row in first["rows"]}
     document = {**first, "rows": []}
@@ -58,7 +64,7 @@ def joined(paths: Sequence[Path]) -> results.Document:
         _check_alike(path, other, paths[0], first, HEAD)
         for row in other["rows"]:
             held = rows.get(identity(row))
-            if held is None or row.get("us") is not None or held.get("us") is None:
+            if held is None or _rank(row) >= _rank(held):
                 rows[identity(row)] = row
         document["date"] = max(document["date"], other["date"])
         for state in ("failed", "missing", "done"):

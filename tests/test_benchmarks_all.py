@@ -332,6 +332,16 @@ beside.write_text(json.dumps({**found, "rows": [*found["rows"], {**json.loads(RO
     assert not list(tmp_path.rglob("absent.json"))
 
 
+def test_what_a_run_left_that_was_ended_from_outside_is_joined(tmp_path: Path) -> None:
+    """Of a GPU that does not measure the suite again, too."""
+    left = {**HEAD, "suite": "layers", "rows": [ROW]}
+    results.write(tmp_path / "gpu1" / "layers.json", left)
+    (tmp_path / "gpu1" / "broken.json").write_text("{")
+    (line,), _ = run([((step("other"),),)], tmp_path, gpus=("0", "1"))
+    assert "Expecting" in line
+    assert results.read(tmp_path / "layers.json")["rows"] == [ROW]
+
+
 def test_a_file_that_breaks_the_contract_is_said_and_the_others_go_on(tmp_path: Path) -> None:
     results.write(tmp_path / "one.json", {**HEAD, "suite": "one", "rows": [{**ROW, "us": "soon"}]})
     (line,), said = run([((step("one"), step("two")),)], tmp_path, gpus=("0", "1"))

@@ -1,5 +1,6 @@
 """The rivals of the layer suites, as far as they can be had without a GPU, and with one."""
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -257,6 +258,18 @@ def test_a_suite_whose_time_is_over_names_what_is_missing_and_is_resumed(tiny, m
     assert len(document["rows"]) == 3
     tiny()
     assert len(measured) == 6  # without resume all is measured again
+
+
+def test_a_layer_whose_turn_comes_behind_the_time_is_missing(tiny, monkeypatch):
+    @contextlib.contextmanager
+    def waiting(beat):
+        later = time.time() + 3600
+        monkeypatch.setattr(time, "time", lambda: later)
+        yield
+
+    monkeypatch.setattr(layer_suite.turns, "timing", waiting)
+    document = tiny(budget_s=600)
+    assert (len(document["rows"]), len(document["missing"])) == (0, 3)
 
 
 def test_packing_is_timed_at_batch_one_beside_packed_filters(tmp_path):

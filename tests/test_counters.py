@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.harness import runs
 from benchmarks.reports.papers import counters as report
 from benchmarks.studies import counters
 from fastconv import environment
@@ -47,12 +48,13 @@ def test_the_table_says_why_there_are_no_counters(tmp_path, monkeypatch):
 
 
 def test_counters_are_read_once_and_whom_the_driver_refuses_is_refused_once(tmp_path, monkeypatch):
-    head, asked = environment.describe("c", "cpu"), []
+    head, asked, limits = environment.describe("c", "cpu"), [], []
     monkeypatch.setattr(counters.environment, "describe", lambda suite, device: head)
     refused = {"two_stage"}
 
-    def measure(layer, n, accuracy, algorithm, layout):
+    def measure(layer, n, accuracy, algorithm, layout, limit_s):
         asked.append((layer.layer, algorithm))
+        limits.append(limit_s)
         if algorithm in refused:
             raise counters.NoCounters(f"ncu gave no table: ==ERROR== {counters.FORBIDDEN}")
         return {"": dict.fromkeys(counters.METRICS, 1.0)}
@@ -73,6 +75,9 @@ def test_counters_are_read_once_and_whom_the_driver_refuses_is_refused_once(tmp_
     assert [row["us"] for row in document["rows"]] == [1.0] * 4
     run(resume=True)
     assert asked == []
+    assert set(limits) == {counters.LIMIT_S}
+    run(budget_s=20.0)
+    assert 0 < limits[-1] <= 20.0 + runs.OVERTIME_S  # nobody waits for ncu long behind the time
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -84,16 +84,6 @@ def test_a_row_without_a_time_is_for_the_next_run(tmp_path, monkeypatch):
     assert megakernel._Suite(*arguments, False, print).held == set()
 
 
-def test_variants_come_in_the_place_of_the_row_that_said_why_there_was_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    suite = megakernel._Suite(64, 1, 0.0, tmp_path / "megakernel.json", HEAD, True, print)
-    for variant in ("", "planned", "m=1"):
-        suite.put(row_of("res3", "mapping", variant=variant, us=None if variant == "" else 1.0))
-    suite.put(row_of("res4", "mapping", variant="", us=None))
-    found = [(row["layer"], row["variant"]) for row in results.read(tmp_path / "megakernel.json")["rows"]]
-    assert found == [("res3", "planned"), ("res3", "m=1"), ("res4", "")]
-
-
 def test_tables_show_what_the_file_holds():
     document = some_document()
     table = megakernel_report.layer_table(document, "fp32")

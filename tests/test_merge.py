@@ -45,6 +45,15 @@ def test_a_row_with_a_time_is_kept_and_the_last_of_two(tmp_path):
     assert [each["us"] for each in found] == [1.0, 2.0, 4.0]
 
 
+def test_a_row_that_lacks_nothing_is_kept_whichever_is_last(tmp_path):
+    """Of several GPUs one has measured again what another still has a copy of."""
+    late = row(1, us=1.0, failures={"peer": "not begun: the time is spent"})
+    folders = [write(tmp_path / "a", [row(1, us=2.0, failures={})]), write(tmp_path / "b", [late])]
+    for order in (folders, folders[::-1]):
+        (kept,) = merge.merge(order, tmp_path / order[0].name / "all")["paper_cuconv"]["rows"]
+        assert kept["us"] == 2.0
+
+
 def test_what_failed_in_one_run_and_was_measured_in_another_did_not_fail(tmp_path):
     name = TINY[0].layer
     failed = [f"{name}, batch 1, ieee: no memory", f"{name}, batch 8, ieee: no memory", "net fp32: the process ended"]

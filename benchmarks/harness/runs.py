@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import signal
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+SHORTEST_S = 20.0  # with less time left no process is started that measures
 OVERTIME_S = 30.0  # how far behind a deadline a compilation may go on that began before it
 SPENT, BESIDE_OTHERS = "the time is spent", "beside other processes"  # end a reason that the next run may not have
 
@@ -30,11 +32,8 @@ class TimeIsUp(BaseException):
 def time_limit(seconds: float | None, deadline: float | None = None) -> Iterator[None]:
     """Raises TimeoutError in the block after `seconds` (None: never), or OVERTIME_S behind `deadline` if that is
     earlier. In the main thread of a POSIX system; elsewhere there is no limit."""
-    why = "" if seconds is None else f"not ready within {seconds:.0f} s"
-    left = seconds_to(deadline)
-    if left is not None and (seconds is None or left + OVERTIME_S < seconds):
-        seconds, why = left + OVERTIME_S, f"not ready: {SPENT}"
-    if seconds is None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    limit = until(seconds, deadline)
+    if limit is None or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
 
@@ -43,10 +42,11 @@ def time_limit(seconds: float | None, deadline: float | None = None) -> Iterator
 
     before = signal.signal(signal.SIGALRM, stop)
     # Again and again: an exception in the middle of a garbage collection, say, is lost.
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), 0.25)
+    signal.setitimer(signal.ITIMER_REAL, max(limit, 1e-3), 0.25)
     try:
         yield
     except TimeIsUp:
+        why = f"not ready within {limit:.0f} s" if limit == seconds else f"not ready: {SPENT}"
         raise TimeoutError(why) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -61,6 +61,12 @@ def deadline_of(budget_s: float | None) -> float | None:
 def seconds_to(deadline: float | None) -> float | None:
     """What is left until a deadline of `deadline_of`; negative after it; None: no end."""
     return None if deadline is None else deadline - time.perf_counter()
+
+
+def until(seconds: float | None, deadline: float | None) -> float | None:
+    """What may take `seconds` (None: for ever), but goes on for OVERTIME_S behind `deadline` at most: so long."""
+    left = seconds_to(deadline)
+    return seconds if left is None else min(left + OVERTIME_S, math.inf if seconds is None else seconds)
 
 
 def is_past(deadline: float | None) -> bool:

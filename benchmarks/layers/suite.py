@@ -70,6 +70,9 @@ class _Plan:
     part: int = 0  # of so many parts: every parts-th item of the work is this one's
     parts: int = 1
 
+    def is_over(self) -> bool:
+        return self.deadline is not None and time.time() > self.deadline
+
     def is_mine(self, index: int) -> bool:
         return index % self.parts == self.part
 
@@ -226,7 +229,7 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             n, layer, (dtype, tf32, members) = work[index]
             if plan.resume and _holds(document, plan, layer, n, members):
                 continue
-            if plan.deadline is not None and time.time() > plan.deadline:
+            if plan.is_over():
                 missing.append(plan.name(index))
                 continue
             started = time.perf_counter()
@@ -236,7 +239,7 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             group.triton = plan.triton
             group.keeps_named = plan.survey and plan.algorithms is not None
             group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]
-            rows: list[results.Row] = []
+            rows: list[results.Row] | None = []
             try:
                 rows = _measure(group, plan, index, marker)
             except timing.DeviceLost:
@@ -245,7 +248,9 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
                 document.setdefault("failed", []).append(f"{plan.name(index)}: {timing.message_of(failure)}")
                 console.print(f"{plan.name(index)}: FAILED: {timing.message_of(failure)}", markup=False)
                 timing.recover()
-            for row in rows:
+            if rows is None:
+                missing.append(plan.name(index))
+            for row in rows or ():
                 results.put(document, row, ROW_KEY)
                 if not plan.survey:
                     console.print(progress_line(row, time.perf_counter() - started), highlight=False)
@@ -264,12 +269,13 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
     return document
 
 
-def _measure(group: layer_group.Group, plan: _Plan, seed: int, marker: Marker) -> list[results.Row]:
-    """In a survey, workers make small layers ready beside each other, and time them in turns."""
+def _measure(group: layer_group.Group, plan: _Plan, seed: int, marker: Marker) -> list[results.Row] | None:
+    """None: the time was over when it was this process's turn, for which several wait. In a survey, workers make small
+    layers ready beside each other, and time them in turns."""
     moved = group.n * (group.layer.c * group.layer.h * group.layer.w + group.layer.k * group.layer.p * group.layer.q)
     if not plan.survey or moved * group.dtype.itemsize > SHARED_BYTES:
         with turns.timing(marker.beat):
-            return layer_group.measure(group, plan.algorithms, plan.rounds, seed)
+            return None if plan.is_over() else layer_group.measure(group, plan.algorithms, plan.rounds, seed)
     group.alone = plan.parts == 1
     with turns.preparing(marker.beat, patient=True):
         choices = layer_group.enter(group, plan.algorithms, seed)

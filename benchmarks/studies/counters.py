@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import ours, results, turns
-from benchmarks.harness.runs import LAYOUTS, deadline_of, is_past
+from benchmarks.harness.runs import LAYOUTS, deadline_of, is_past, until
 from benchmarks.papers.common import KERNEL_KEY, empty_row
 from fastconv import environment, timing
 from fastconv.instrumented import Options, kernel_of, random_data
@@ -141,17 +141,19 @@ def joined(kernels: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     return {**total, "us": total["us"] / 1e3, "kernels": len(kernels), "parts": parts}
 
 
-def measure(layer: Layer, n: int, accuracy: str, algorithm: str, layout: str = "nhwc") -> dict[str, dict[str, Any]]:
-    """Variant -> counters. Raises NoCounters."""
+def measure(
+    layer: Layer, n: int, accuracy: str, algorithm: str, layout: str = "nhwc", limit_s: float | None = LIMIT_S
+) -> dict[str, dict[str, Any]]:
+    """Variant -> counters. Raises NoCounters, also after `limit_s` seconds."""
     job = {"layer": layer.fields(), "n": n, "class": accuracy, "algorithm": algorithm, "layout": layout}
     command = [program(), "--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off"]
     command += ["--clock-control", "none", "--cache-control", "none", "--replay-mode", "application"]
     command += ["--metrics", ",".join(metric for metric, _ in METRICS.values())]
     command += [sys.executable, "-c", _WORKER, json.dumps(sys.path), json.dumps(job)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        raise NoCounters(f"ncu took more than {LIMIT_S:.0f} s") from None
+        raise NoCounters(f"ncu took more than {limit_s:.0f} s") from None
     found = parse(done.stdout)
     names = next((json.loads(line[9:]) for line in done.stdout.splitlines() if line.startswith("variants ")), None)
     if names is None or len(names) != len(found):
@@ -182,7 +184,7 @@ def run(
             if refusal:
                 raise NoCounters(refusal)
             with turns.timing():
-                found = measure(layer, n, accuracy, algorithm, layout)
+                found = measure(layer, n, accuracy, algorithm, layout, until(LIMIT_S, deadline))
             rows = [empty | {"variant": name, **its} for name, its in found.items()]
         except NoCounters as error:
             rows = [empty | {"notes": {algorithm: str(error)}}]

@@ -66,10 +66,6 @@ class _Suite:
         self.missing: list[str] = []
 
     def put(self, row: results.Row) -> None:
-        if row["variant"]:  # in the place of the row that said why there was none
-            lacking = [row[name] for name in KEY[:-1]] + [""]
-            rows = self.document["rows"]
-            self.document["rows"] = [its for its in rows if [its[name] for name in KEY] != lacking]
         results.put(self.document, row, KEY)
         self.document["missing"] = self.missing
         results.write(self.path, self.document)
