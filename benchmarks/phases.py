@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.corpus.networks import DECODERS
+from benchmarks.harness.results import CLASSES
 from benchmarks.layers.sets import FUSED, suite_of
 from benchmarks.training import suite as training
 from fastconv.models import MAIN_NETWORKS
@@ -53,11 +54,24 @@ def _layers(layer_set: str, workers: int, direction: str = "forward", *options: 
 _BOTH = ("--layouts", "nchw,nhwc")  # of ours; PyTorch is in both anyway
 
 
+# 3x3 layers take longest: in parts of about equal length, so that several GPUs share them.
+_PUBLISHED = tuple(
+    _layers("layers", 5, "forward", *_BOTH, "--batch", batch, "--classes", classes)
+    for batch, classes in (("64", "ieee,fp32,bf16"), ("64", "tf32,fp16"), ("1", ",".join(CLASSES)))
+)
+
+
+def _at_64(layer_set: str, workers: int, direction: str, classes: str) -> Queue:
+    """Of 3x3 layers a step for each class, for the same reason."""
+    each = classes.split(",") if layer_set == "layers" else [classes]
+    return tuple(_layers(layer_set, workers, direction, "--batch", "64", "--classes", its) for its in each)
+
+
 def _gradients(direction: str, classes: str) -> Queue:
     # Layers with strides are the largest: one process, whose plans have the card's memory for themselves.
     sets = (("layers", 4), ("pointwise", 4), ("groups", 3), ("stems", 3), ("strided", 1))
-    options = ("--batch", "64", "--classes", classes)
-    return tuple(_layers(layer_set, workers, f"backward_{direction}", *options) for layer_set, workers in sets)
+    steps = (_at_64(layer_set, workers, f"backward_{direction}", classes) for layer_set, workers in sets)
+    return tuple(itertools.chain.from_iterable(steps))
 
 
 def _paper(source: str, part: str, suffix: str = "", *options: str) -> Step:
@@ -121,7 +135,7 @@ _OTHERS = (
 PHASES: dict[str, Phase] = {
     "layers": Phase(
         (
-            (_layers("layers", 5, "forward", *_BOTH), _layers("strided", 3, "forward", *_BOTH)),
+            (*_PUBLISHED, _layers("strided", 3, "forward", *_BOTH)),
             (
                 _layers("groups", 3),
                 _layers("pointwise", 3, "forward", *_BOTH),
@@ -134,9 +148,10 @@ PHASES: dict[str, Phase] = {
     "layers_fused": Phase(
         (
             tuple(
-                _layers(layer_set, 4, direction, "--batch", "64", "--classes", _CLASSES)
+                step
                 for layer_set in ("layers", "pointwise")
                 for direction in FUSED
+                for step in _at_64(layer_set, 4, direction, _CLASSES)
             ),
         )
     ),

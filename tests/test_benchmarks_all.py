@@ -1,5 +1,6 @@
 """`fastconv bench all`: its commands exist, queues go on beside each other, and what a run leaves the next one does."""
 
+import itertools
 import json
 import shlex
 import signal
@@ -135,6 +136,18 @@ def test_every_layer_set_is_measured() -> None:
     """But those that belong to a source's experiments."""
     measured = {set_name for its in STEPS if its.command[0] == "layers" for set_name in options(its)["--set"]}
     assert measured == {*SETS} - {"lenet5"}
+
+
+def test_the_published_layers_are_measured_in_every_class_at_both_batches_once() -> None:
+    steps = [options(its) for its in STEPS if its.suite == "layers"]
+    found = [
+        (n, cls, layout)
+        for its in steps
+        for n in its["--batch"]
+        for cls in its["--classes"]
+        for layout in its["--layouts"]
+    ]
+    assert sorted(found) == sorted(itertools.product(["64", "1"], results.CLASSES, ["nchw", "nhwc"]))
 
 
 class _Asked(Exception):
