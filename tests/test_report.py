@@ -267,6 +267,19 @@ def test_regret_has_a_row_for_each_part(project):
         "| `fp32` | forward | nhwc | judge | 1 | 1.000 | 1.00 | 1.00 | 0.0 % |",
         "| `fp16` | forward | nhwc | judge | 2 | 2.000 | 3.85 | 4.00 | 50.0 % |",
     ]
+    fit = {**HEAD, "suite": "regret", "rows": [rows[0] | {"split": "fit"}]}
+    results.write(project / "benchmarks/results/h200/regret_fit.json", fit)
+    assert documents.region("h200/regret/fit", project / "benchmarks/results").splitlines()[2:] == [
+        "| `fp16` | forward | nhwc | fit | 1 | 1.000 | 1.00 | 1.00 | 0.0 % |",
+    ]
+    with pytest.raises(ValueError, match=r"regret_judge\.json does not exist"):
+        documents.region("h200/regret/judge", project / "benchmarks/results")
+
+
+def test_a_machine_without_a_gpu_is_named_with_threads_and_instruction_set():
+    cpu = {**HEAD, "gpu": "AMD EPYC", "driver": "", "cuda": "", "cudnn": "", "threads": 2, "instruction_set": "avx2"}
+    expected = "AMD EPYC, 2 threads, AVX2, torch 2.11, commit 0123456789ab, 2026-01-02."
+    assert common.machine_line(cpu) == expected
 
 
 def test_overview_has_a_row_for_each_set_and_network(project):

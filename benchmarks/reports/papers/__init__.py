@@ -96,16 +96,10 @@ def _machines(source: str, files: Mapping[str, File]) -> str:
     suites = dict.fromkeys(suite for suite, _ in SOURCES[source].TABLES.values())
     for gpu, suite in itertools.product(held, suites):
         if (gpu, suite) in drawn and (document := held[gpu](suite)) is not None:
-            found.setdefault(_machine_line(document), []).append(f"`{suite}`")
+            found.setdefault(common.machine_line(document), []).append(f"`{suite}`")
     if len(found) == 1:
         return next(iter(found))
     return "\n".join(f"- {', '.join(its)}: {line}" for line, its in found.items()) or NOTHING
-
-
-def _machine_line(document: Document) -> str:
-    """A CPU's with its threads."""
-    line, threads = common.machine_line(document), document.get("threads")
-    return line if document["cuda"] or not threads else f"{line[:-1]}, {threads} threads."
 
 
 FIGURES = {"cuconv": cuconv.figures, "textbook": textbook.figures, "megakernel": megakernel.figures}
