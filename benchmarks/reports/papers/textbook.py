@@ -14,6 +14,7 @@ from benchmarks.papers.textbook import (
     OWN_BLOCK,
     OWN_CONSTANT,
     OWN_DIRECT,
+    OWN_UNROLL,
     RUNGS,
     Roofline,
     expansion,
@@ -36,7 +37,8 @@ from fastconv.figures import new_figure, save_figure
 NAME = "textbook"
 ON_TENSOR_CORES = "implicit_gemm"
 ALIKE = (OWN_BLOCK, OWN_DIRECT, ON_TENSOR_CORES)  # rungs that move what another one does
-STEPS_BACK = {OWN_CONSTANT: OWN_DIRECT, "fused_unroll": "im2col_gemm"}  # rung -> the one that it is built on
+# Rung -> the one that it is built on. `im2col_gemm` is of none: its product is cuBLAS's.
+BUILT_ON = {OWN_CONSTANT: OWN_DIRECT, OWN_UNROLL: "direct_tiled", "fused_unroll": OWN_UNROLL}
 
 
 def model(document: Document, gpu: str) -> str:
@@ -154,7 +156,7 @@ def said(file: File) -> str:
         gain = f"{its[order[-1]] / its[order[0]]:.1f} times as fast as `{order[-1]}`"
         parts.setdefault(order[0], []).append(f"{gain} on {layer}")
     text = "; ".join(f"`{rung}` is the fastest rung, {', '.join(its)}" for rung, its in parts.items())
-    for rung, before in STEPS_BACK.items():
+    for rung, before in BUILT_ON.items():
         both = [(found[layer, before][1], us) for (layer, name), (_, us) in found.items() if name == rung
                 if (layer, before) in found]  # fmt: skip
         gains = [first / second for first, second in both]
