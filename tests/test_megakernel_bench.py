@@ -137,7 +137,9 @@ def test_regions_and_figures_from_a_file(tmp_path):
     for figure, draw in figures.items():
         draw(tmp_path / "figures" / figure)
     assert "D_GO: tasks from a product" in (tmp_path / "figures" / "h200_megakernel_distances_fp32.svg").read_text()
-    assert "recorded time" in (tmp_path / "figures" / "h200_megakernel_tasks_fp32.svg").read_text()
+    tasks = (tmp_path / "figures" / "h200_megakernel_tasks_fp32.svg").read_text()
+    assert "recorded time" in tasks
+    assert "Tasks over time, class fp32" in tasks
 
 
 def test_soak_draws_what_the_kernel_serves():

@@ -346,7 +346,7 @@ def plot_rivals(document: Document, accuracy: str, path: Path) -> None:
 
 
 def plot_tasks(document: Document, accuracy: str, path: Path) -> None:
-    """How many tasks of each kind run at a time: kind by kind, and as mapped."""
+    """How many tasks of each kind run at a time: kind by kind, and as mapped, a layer's two on one scale."""
     panels = []
     rows = rows_of(document, "distribution", accuracy)
     layers = list(dict.fromkeys(row["layer"] for row in rows))
@@ -354,8 +354,15 @@ def plot_tasks(document: Document, accuracy: str, path: Path) -> None:
         name = {"mapped": "task map", "series": "kinds in series"}[row["variant"]]
         counts = np.array([row["running"][kind] for kind in trace.KINDS])
         title = f"{row['layer']}, {accuracy}, {name}: {row['us']:.0f} us, workers busy {row['busy']:.0%}"
-        panels.append(trace.Panel(title, row["clock"], np.array(row["times_us"]), counts))
-    trace.plot(panels, path)
+        panels.append(trace.Panel(title, row["clock"], np.array(row["times_us"]), counts, row["layer"]))
+    figure = trace.draw(panels)
+    times = {(row["layer"], row["variant"]): row["us"] for row in rows}
+    both = [layer for layer in layers if {(layer, "series"), (layer, "mapped")} <= times.keys()]
+    gains = ", ".join(f"{times[layer, 'series'] / times[layer, 'mapped']:.2f} on {layer}" for layer in both)
+    message = f"Tasks over time, class {accuracy}"
+    message += f": the task map is as many times as fast as kinds in series: {gains}" if both else ""
+    common.title(figure, message, document)
+    save_figure(figure, path)
 
 
 def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:

@@ -269,7 +269,7 @@ def plot(document: Document, accuracy: str, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("times faster than the fastest form of PyTorch")
     span = f"{min(best):.2f} to {max(best):.2f}" if best else "no"
-    axes.set_title(f"Class {accuracy}: {span} times PyTorch at its best ({document['gpu']})", loc="left", fontsize=10)
+    common.title(figure, f"Class {accuracy}: {span} times PyTorch at its best", document)
     axes.tick_params(axis="y", labelsize=7)
     axes.margins(x=0.1, y=0.02)
     save_figure(figure, path)
