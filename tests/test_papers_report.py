@@ -334,6 +334,18 @@ def test_what_the_counters_say_of_two_stages_is_drawn(results_folder):
     assert region(results_folder, "cuconv/said/surveyed") == f"10.0 against 20.0 us on {three.layer}"
 
 
+def test_what_is_wrong_with_old_rows_is_said_of_them_alone(results_folder):
+    rows = [counted(TINY[0], 1, "two_stage")]
+    write(results_folder, "paper_cuconv_counters", rows)
+    assert region(results_folder, "cuconv/said/caches").startswith("The profiler started every kernel from cold caches")
+    write(results_folder, "paper_cuconv_counters", [row | {"parts": []} for row in rows])
+    assert region(results_folder, "cuconv/said/caches").startswith("The profiler starts every call from cold caches")
+    assert region(results_folder, "cuconv/said/doubt") == ""
+    path = results_folder / "h200/paper_cuconv.json"
+    results.write(path, {**results.read(path), "commit": "fef9e29d555c" + "0" * 28})
+    assert region(results_folder, "cuconv/said/doubt").startswith("**cuConv's shares are too high.**")
+
+
 def test_what_single_images_rows_say_is_drawn(tmp_path):
     layer = next(layer for layer in single_image.LAYERS if layer.r == 1)
     times = {"direct_tiled": 8.0, "im2col_gemm": 12.0, "direct": 8.0}

@@ -9,6 +9,7 @@ from operator import itemgetter
 from benchmarks.harness.results import Document, Row
 from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
+from benchmarks.reports.papers import counters
 from benchmarks.reports.papers.megakernel_plots import BATCH, of_batch, tiles_of
 from benchmarks.reports.papers.shared import NOTHING, File, rows_in, span
 from benchmarks.studies.megakernel import FILTER_FORMS
@@ -155,5 +156,9 @@ def contest(file: File) -> str:
     return "; ".join(parts) or NOTHING
 
 
+def caches(file: File) -> str:
+    return counters.caches(rows_in(file, "paper_megakernel_counters"))
+
+
 SENTENCES: dict[str, Callable[[File], str]] = {"cudnn": cudnn, "sizes": sizes, "overlap": overlap}
-SENTENCES |= {"moved": moved, "staged": staged, "filters": filters, "contest": contest}
+SENTENCES |= {"moved": moved, "staged": staged, "filters": filters, "contest": contest, "caches": caches}
