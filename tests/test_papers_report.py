@@ -241,6 +241,9 @@ def test_what_narrow_layers_and_one_image_are_worth_is_said(tmp_path):
     assert (
         "2.00 times cuDNN's non-fused Winograd, at batch 1 1.20 times its series and 0.50 times `winograd_f4`" in said
     )
+    # In series: 200 / 121 and 200 / 100.
+    series = "1.82 times as fast as cuDNN's in `ieee`, slower on 0 of 2"
+    assert region(tmp_path, "megakernel/said/series") == series
     first, second, means = region(tmp_path, "megakernel/layers/ieee").splitlines()[-3:]
     assert first.endswith(" | 130 | 1.0, 0.5 | 300 | 3.00x | 100 `winograd_f4` |")
     assert second.endswith(" | - | -, - | - | - | - |")

@@ -27,6 +27,18 @@ def _layers(file: File, accuracy: str, n: int = BATCH) -> list[Row]:
     return study.rows_of(of_batch(_document(file), n), "layers", accuracy)
 
 
+def series(file: File) -> str:
+    """Its non-fused version, our tasks in series, against cuDNN's non-fused Winograd: 6 % slower there."""
+    parts = []
+    for accuracy in CLASSES:
+        pairs = ((study.over_cudnn(row), study.over_series(row)) for row in _layers(file, accuracy))
+        gains = [over_cudnn / over_series for over_cudnn, over_series in pairs if over_cudnn and over_series]
+        if gains:
+            lost = f"slower on {sum(gain < 1 for gain in gains)} of {len(gains)}"
+            parts.append(f"{common.mean(gains):.2f} times as fast as cuDNN's in `{accuracy}`, {lost}")
+    return "; ".join(parts) or NOTHING
+
+
 def cudnn(file: File) -> str:
     """Its three numbers over cuDNN's Winograd: layers won over the non-fused one, the fused one, the faster of both."""
     parts = []
@@ -161,4 +173,11 @@ def caches(file: File) -> str:
 
 
 SENTENCES: dict[str, Callable[[File], str]] = {"cudnn": cudnn, "sizes": sizes, "overlap": overlap}
-SENTENCES |= {"moved": moved, "staged": staged, "filters": filters, "contest": contest, "caches": caches}
+SENTENCES |= {
+    "moved": moved,
+    "staged": staged,
+    "filters": filters,
+    "contest": contest,
+    "caches": caches,
+    "series": series,
+}
