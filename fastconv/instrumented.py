@@ -87,6 +87,18 @@ class Megakernel:
         )  # fmt: skip
         return y
 
+    @property
+    def packed_bytes(self) -> int:
+        return self._packed.nbytes
+
+    def workspace_bytes(self, options: Options = Options()) -> int:
+        """What a launch with these options, which this makes, takes of PyTorch's allocator beside its output."""
+        y, device = self.new_output(), self._x.device
+        torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
+        self(options, y)
+        return torch.cuda.max_memory_allocated(device) - held
+
     def new_records(self, options: Options = Options()) -> Tensor:
         """Room for a launch's records: int64 [tasks, fields of RECORD], zeros; times in ns of the GPU's clock."""
         return torch.zeros((len(self.task_map(options)), len(RECORD)), dtype=torch.int64, device=self._x.device)

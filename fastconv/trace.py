@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastconv import _C, timing
-from fastconv.figures import new_figure, save_figure
+from fastconv.figures import new_figure
 from fastconv.instrumented import RECORD, Megakernel, Options
 
 KINDS = ("filter", "input", "gemm", "output")
@@ -294,12 +294,14 @@ def distribution(run: Run, samples: int = 400) -> tuple[npt.NDArray[np.float64],
 
 @dataclass(frozen=True)
 class Panel:
-    """What the figure shows of a run: title, clock, microseconds [samples], and tasks that run [kinds, samples]."""
+    """What the figure shows of a run: title, clock, microseconds [samples], and tasks that run [kinds, samples]. Panels
+    of one group have one scale of time."""
 
     title: str
     clock: str
     times: npt.NDArray[np.float64]
     counts: npt.NDArray[np.int64]
+    group: str = ""
 
 
 def panel(name: str, run: Run) -> Panel:
@@ -307,11 +309,11 @@ def panel(name: str, run: Run) -> Panel:
     return Panel(f"{name}: {run.us:.0f} us, workers busy {run.busy:.0%}", run.clock, *distribution(run))
 
 
-def plot(panels: Sequence[Panel], path: Path) -> None:
-    """The distribution of tasks over time, the panels above one another. Needs matplotlib."""
+def draw(panels: Sequence[Panel]) -> Any:
+    """A figure of the distribution of tasks over time, the panels above one another. Needs matplotlib."""
     figure, first = new_figure(7.0, 1.8 * len(panels))
     first.remove()
-    all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     shown = [kind for kind in range(len(KINDS)) if any(item.counts[kind].any() for item in panels)]
     for axes, item in zip(all_axes, panels, strict=True):
         colours = [COLOURS[kind] for kind in shown]
@@ -321,11 +323,11 @@ def plot(panels: Sequence[Panel], path: Path) -> None:
         axes.set_title(item.title, loc="left", fontsize=9)
         axes.set_ylabel("tasks running")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.margins(x=0.0)
+        axes.set_xlim(0.0, max(other.times[-1] for other in panels if other.group == item.group))
     all_axes[-1].set_xlabel(f"{panels[0].clock} time, us")
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
-    save_figure(figure, path)
+    return figure
 
 
 def default_costs(task_map: _C.TaskMap, workers: int) -> tuple[float, float, float, float]:

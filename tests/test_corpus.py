@@ -1,6 +1,7 @@
 """The corpus of convolutions: what its file says holds together, and the tracer sees what a network runs."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -69,3 +70,10 @@ def test_the_tracer_finds_what_a_network_runs(name: str) -> None:
     assert dict(trace.convolutions(trace.build(entry), (1, *entry.size))) == expected
     written = [row for row in corpus.read() if name in row["networks"] and row["n"] == 1]
     assert {tuple(row[field] for field in trace.FIELDS) for row in written} == set(expected)
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    (entry,) = (entry for entry in networks.TABLE if entry.name == "hrnet_w18")
+    with pytest.raises(ImportError, match=r"this network is of timm: pip install 'fastconv\[bench\]'"):
+        entry.make()

@@ -87,7 +87,9 @@ def test_a_row_without_a_time_is_for_the_next_run(tmp_path, monkeypatch):
 def test_tables_show_what_the_file_holds():
     document = some_document()
     table = megakernel_report.layer_table(document, "fp32")
-    assert "| vgg4_2 | 512->512 @28x28 | 100 | 144 | 1.44x | 125 | 1.25x | 300 | 3.00x | 1.0e-07 | 0.50 |" in table
+    best = "300 `cudnn_winograd_nonfused` | 3.00x"
+    line = f"| vgg4_2 | 512->512 @28x28 | 100 | 144 | 1.44x | 125 | 1.25x | 300 | 3.00x | {best} | 1.0e-07 | 0.50 |"
+    assert line in table
     assert "| vgg5 | 512->512 @14x14 | 100 | - | - | 80.0 | **0.80x** |" in table
     assert "| geometric mean | 2 layers |  |  | 1.44x |  | 1.00x |" in table
     assert "res3" not in table
@@ -137,7 +139,9 @@ def test_regions_and_figures_from_a_file(tmp_path):
     for figure, draw in figures.items():
         draw(tmp_path / "figures" / figure)
     assert "D_GO: tasks from a product" in (tmp_path / "figures" / "h200_megakernel_distances_fp32.svg").read_text()
-    assert "recorded time" in (tmp_path / "figures" / "h200_megakernel_tasks_fp32.svg").read_text()
+    tasks = (tmp_path / "figures" / "h200_megakernel_tasks_fp32.svg").read_text()
+    assert "recorded time" in tasks
+    assert "Tasks over time, class fp32" in tasks
 
 
 def test_soak_draws_what_the_kernel_serves():
@@ -243,6 +247,14 @@ def test_a_launch_records_every_task_once(cls):
             starts = [run.start[its].min(initial=float("inf")) for its in of]
             assert starts[2] >= ends[1] - step
             assert starts[3] >= ends[2] - step
+
+
+@needs_cuda
+def test_a_map_takes_the_workspace_that_its_distances_ask_for():
+    kernel, _ = some_kernel()
+    each = (instrumented.Options(d_ig=0, d_go=0, m=1), instrumented.Options(), instrumented.Options(series=True))
+    near, planned, series = map(kernel.workspace_bytes, each)
+    assert 0 < near <= planned <= series
 
 
 @needs_cuda

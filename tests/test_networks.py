@@ -419,6 +419,9 @@ def test_convolutions_of_a_network():
     names = ["3->8 @9x7 3x3", "8->8 @9x7 3x1 p0 g2", "8->8 @7x7 1x1 s2"]
     assert [layer.layer for layer in found] == names
     assert [(layer.p, layer.q) for layer in found] == [(9, 7), (7, 7), (4, 4)]
+    twice = torch.nn.Sequential(*[torch.nn.Conv2d(64, 64, 1)] * 2)
+    moved = 2 * (2 * 5 * 64 * 56 * 56) * 4  # two layers, each with its input and output
+    assert parts.floor_us(twice, (5, 64, 56, 56), "fp32", "h100") == pytest.approx(moved / 3.0e12 * 1e6)
     with pytest.raises(ValueError, match=r"stride is \(1, 2\)"):
         parts.convolutions(torch.nn.Conv2d(3, 8, 1, (1, 2)), (1, 3, 9, 9))
 

@@ -157,7 +157,7 @@ def test_what_each_rung_moves():
     assert textbook.roofline(layer, 1, textbook.OWN_UNROLL).bytes == 4 * (x + 2 * 2 * 9 * 400 + 25 * filters + y)
     assert textbook.roofline(layer, 1, textbook.OWN_CONSTANT).bytes == 4 * (macs + filters + y)
     slower = textbook.roofline(layer, 1, "direct", 1e12)
-    assert slower.floor_us == pytest.approx(slower.bytes / 1e12 * 1e6)
+    assert slower.us == pytest.approx(slower.bytes / 1e12 * 1e6)
     assert textbook.Roofline(30e12, 1e12, 3e12).bound == "arithmetic"
     assert textbook.Roofline(30e12, 1e12, 2e12).bound == "memory"
     moved = {rung: textbook.roofline(layer, 64, rung).bytes for rung in textbook.RUNGS}

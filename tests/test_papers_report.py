@@ -139,82 +139,6 @@ def test_single_image_is_drawn(tmp_path):
     assert line == "| resnet18 | `ieee` | 900 | 300 | 1800 | 450 | 1.50x | 2.00x |"
 
 
-def test_lenet5_is_drawn(tmp_path):
-    first, second = (Layer(f"lenet{i}", 1, 6, 6, 4) for i in (1, 2))
-    times = {"direct": 30.0, "fused_unroll": 10.0}
-    rows = [cuconv_row(layer, 100, "ieee", times, {"torch_default_nchw": 15.0}) for layer in (first, second)]
-    # One of the two layers at another batch is no sum of both.
-    rows.append(cuconv_row(first, 1000, "ieee", {"direct": 300.0}, {"torch_default_nchw": 15.0}))
-    write(tmp_path, "paper_lenet5", rows)
-    lines = region(tmp_path, "lenet5/layers/ieee").splitlines()
-    assert lines.pop() == "| 1000 | lenet1 | 300 | - | 15.0 | `torch_default_nchw` | **0.05x** | -, - |"
-    assert lines[0].startswith("| batch | layer | `direct` us | `fused_unroll` us | best peer us |")
-    assert lines[-1] == "| 100 | both | 60.0 | 20.0 | 30.0 |  | 1.50x |  |"
-    assert "the fastest rung first, `fused_unroll` 20.0 us, `direct` 60.0 us." in region(tmp_path, "lenet5/said")
-    row = {"network": "lenet5_digits", "batch": 450, "class": "fp16", "mode": "direct", "us": 5.0, "swapped": 2}
-    row |= {"peers": {"torch_eager": 6.0}, "best_peer": "torch_eager", "best_peer_us": 6.0, "total": 2}
-    row |= {"logits_error": 1e-3, "peer_error": 1e-3, "top1_agreement": 0.99, "accuracy": 0.9, "torch_accuracy": 0.91}
-    write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}])
-    assert "| `fp16` | `direct` | 90.0 % | 91.0 % | 92.0 % | 99.0 % |" in region(tmp_path, "lenet5/network")
-    half = row | {"mode": "ladder_half_fused", "accuracy": 0.9, "torch_accuracy": 0.95, "float64_accuracy": 0.92}
-    write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}, half])
-    said = region(tmp_path, "lenet5/said")
-    assert said.endswith("FP16 arithmetic costs 5.0 % of the images (the source gains 0.02 %).")
-    write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}])
-    said = region(tmp_path, "lenet5/said")
-    assert said.startswith("At batch 100 ")
-    assert said.endswith("0 of 1 pairs of rung and class classify exactly as many test images rightly as PyTorch (not "
-                         "`direct` in `fp16`).")  # fmt: skip
-
-
-def test_the_steps_of_the_ladder_are_drawn(tmp_path):
-    first, second = (Layer(f"lenet{i}", 1, 6, 6, 4) for i in (1, 2))
-    times = {"direct": 30.0, "ladder_direct": 40.0, "ladder_direct_restrict": 50.0, "ladder_fused_restrict_size": 20.0}
-    errors = {name: {"l2": 1e-7, "max": 1e-7, "bias": 0.0} for name in times}
-    half = {"direct": 30.0, "ladder_half_fused_restrict_size": 5.0}
-    rows = [
-        cuconv_row(layer, 100, accuracy, its, {"torch_default_nchw": 15.0}, errors=errors)
-        for layer in (first, second)
-        for accuracy, its in (("ieee", times), ("fp16", half))
-    ]
-    write(tmp_path, "paper_lenet5", [*rows, cuconv_row(first, 1000, "ieee", times, {"cudnn_gemm": 1.0}, errors=errors)])
-    image, _, *lines = region(tmp_path, "lenet5/ladder/ieee").splitlines()
-    assert "h200_paper_lenet5_ladder_ieee.svg" in image
-    assert len(lines) == 5
-    assert lines[2] == "| `direct` | no | no | global | 16x16 pixels | 40.0 + 40.0 = 80.0 | 1.00x | 1.0e-07 |"
-    assert lines[4] == "| `fused_restrict_size` | yes | yes | global | 16x16 | 20.0 + 20.0 = 40.0 | 2.00x | 1.0e-07 |"
-    assert "| `half_fused_restrict_size` |" in region(tmp_path, "lenet5/ladder/fp16").splitlines()[4]
-    steps = region(tmp_path, "lenet5/steps").splitlines()
-    assert "| `direct`: `__restrict__` | **0.80x** |" in steps
-    assert "| `fused`: both, then FP16 arithmetic | 4.00x |" in steps
-    assert "| FP32: the fastest rung over `direct` | 2.00x `fused_restrict_size` |" in steps
-    assert steps[-2] == "| FP16: the fastest rung over `direct` | 8.00x `half_fused_restrict_size` |"
-    said = "of the ladder's 2 steps, tiles aside, the one worth most there is `fused`: both, then FP16 arithmetic, 4.00"
-    assert f"{said} times; 1 cost" in region(tmp_path, "lenet5/said")
-    (line,) = (line for line in region(tmp_path, "index").splitlines() if "[LeNet-5]" in line)
-    assert "| 2.00x over `direct`, 2.00x by a rung per layer; FP16 8.00x, 8.00x |" in line
-
-
-def test_the_fastest_rung_of_either_layer_is_combined(tmp_path):
-    first, second = (Layer(f"lenet{i}", 1, 6, 6, 4) for i in (1, 2))
-    wide = {"ladder_direct": 40.0, "ladder_fused_restrict_size": 20.0, "ladder_fused_4x64": 10.0}
-    narrow = {"ladder_direct": 40.0, "ladder_fused_restrict_size": 10.0, "ladder_fused_4x64": 30.0}
-    rows = [
-        cuconv_row(layer, 100, "ieee", {"direct": 30.0, **its}, {"cudnn_gemm": 8.0})
-        for layer, its in ((first, wide), (second, narrow))
-    ]
-    write(tmp_path, "paper_lenet5", rows)
-    last = region(tmp_path, "lenet5/steps").splitlines()[-1]
-    assert last.endswith("| 4.00x `fused_4x64`, `fused_restrict_size` |")
-    said = "the ladder's fastest rung for either layer takes 0.0 ms in FP32 against 0.0 ms of the best rival"
-    assert said in region(tmp_path, "lenet5/said")
-    assert "h200_paper_lenet5_tiles.svg" in region(tmp_path, "lenet5/sweep")
-    for name, draw in documents.figures(tmp_path).items():
-        draw(tmp_path / "out.svg")
-        said = "4x64 for lenet1 in FP32" if "tiles" in name else "fused_restrict_size is its fastest rung"
-        assert said in (tmp_path / "out.svg").read_text().replace("\n", " ")
-
-
 @pytest.mark.parametrize(
     ("kernel", "expected"),
     [
@@ -242,17 +166,6 @@ def test_a_loss_by_little_is_a_loss(tmp_path):
     rows = [megakernel_row(Layer("res1", 64, 56, 56, 64), 64, "ieee", 100.0, 99.8)]
     write(tmp_path, "paper_megakernel", rows)
     assert "| 99.8 | **1.00x** |" in region(tmp_path, "megakernel/layers/ieee")
-
-
-def test_what_the_textbooks_rungs_launch_is_drawn(tmp_path):
-    kernel = {"kernel": "void fastconv::studies::multiply<float>(Sizes)", "blocks": 8, "threads": 256, "registers": 40}
-    kernel |= {"shared_bytes": 2048, "us": 3.0, "occupancy": 0.75, "launches": 2}
-    other = kernel | {"kernel": "copy", "us": 1.0}
-    row = cuconv_row(textbook.LAYERS[0], 64, "ieee", {"direct": 1.0}, {"cudnn_gemm": 1.0})
-    row |= {"algorithm": "ladder_unroll_restrict", "kernels": [kernel, other]}
-    write(tmp_path, "paper_textbook_kernels", [row, row | {"kernels": []}])
-    (line,) = region(tmp_path, "textbook/kernels").splitlines()[2:]
-    assert line.endswith("| `ladder_unroll_restrict` | `multiply` | 2 | 8 | 256 | 40 | 2048 | 75% | 3.0 | 1.0e-07 |")
 
 
 def test_the_ladder_and_the_megakernels_networks_are_drawn(tmp_path):
@@ -328,6 +241,9 @@ def test_what_narrow_layers_and_one_image_are_worth_is_said(tmp_path):
     assert (
         "2.00 times cuDNN's non-fused Winograd, at batch 1 1.20 times its series and 0.50 times `winograd_f4`" in said
     )
+    # In series: 200 / 121 and 200 / 100.
+    series = "1.82 times as fast as cuDNN's in `ieee`, slower on 0 of 2"
+    assert region(tmp_path, "megakernel/said/series") == series
     first, second, means = region(tmp_path, "megakernel/layers/ieee").splitlines()[-3:]
     assert first.endswith(" | 130 | 1.0, 0.5 | 300 | 3.00x | 100 `winograd_f4` |")
     assert second.endswith(" | - | -, - | - | - | - |")
@@ -421,11 +337,30 @@ def test_what_the_counters_say_of_two_stages_is_drawn(results_folder):
     assert region(results_folder, "cuconv/said/surveyed") == f"10.0 against 20.0 us on {three.layer}"
 
 
+def test_what_is_wrong_with_old_rows_is_said_of_them_alone(results_folder):
+    rows = [counted(TINY[0], 1, "two_stage")]
+    write(results_folder, "paper_cuconv_counters", rows)
+    assert region(results_folder, "cuconv/said/caches").startswith("The profiler started every kernel from cold caches")
+    write(results_folder, "paper_cuconv_counters", [row | {"parts": []} for row in rows])
+    assert region(results_folder, "cuconv/said/caches").startswith("The profiler starts every call from cold caches")
+    assert region(results_folder, "cuconv/said/doubt") == ""
+    path = results_folder / "h200/paper_cuconv.json"
+    results.write(path, {**results.read(path), "commit": "fef9e29d555c" + "0" * 28})
+    assert region(results_folder, "cuconv/said/doubt").startswith("**cuConv's shares are too high.**")
+
+
 def test_what_single_images_rows_say_is_drawn(tmp_path):
     layer = next(layer for layer in single_image.LAYERS if layer.r == 1)
     times = {"direct_tiled": 8.0, "im2col_gemm": 12.0, "direct": 8.0}
     row = cuconv_row(layer, 1, "ieee", times, {"cudnn_graph_nchw": 16.0})
     write(tmp_path, "paper_single_image", [row | {"us": 8.0}])
+    ideas = {line.split(" | ")[0]: line for line in region(tmp_path, "worth").splitlines()}
+    assert ideas["| Our kernels, which fuse as cuDNN's do"].endswith("| 2.00x | 2.00x | 2.00x | 1 |")
+    assert ideas["| Norm and ReLU inside, batch 1"].endswith("| (not measured) |  |  | 0 |")
+    passes = row | {"layout": "nhwc", "peers": row["peers"] | {"torch_nhwc": 24.0}}
+    write(tmp_path, "paper_single_image", [row | {"us": 8.0}, passes])
+    (line,) = (line for line in region(tmp_path, "worth").splitlines() if line.startswith("| Norm and ReLU inside"))
+    assert line.endswith("| 1.50x | 1.50x | 1.50x | 1 |")
     ours = [{"kernel": "convolve<1>(A)", "us": 4.0}]
     theirs = [{"kernel": "gemm", "us": 5.0}, {"kernel": "im2col_gemm::finish_chunk<float>(A)", "us": 1.0}]
     row |= {"largest": 1e-6, "beyond": 0.0}
@@ -465,7 +400,8 @@ def test_every_idea_has_its_worth_or_none(results_folder, tmp_path):
     write(results_folder, "paper_textbook", [cuconv_row(layer, 64, "ieee", times, {"cudnn_gemm": 400.0})])
     found = {line.split(" | ")[0]: line for line in region(results_folder, "worth").splitlines()}
     assert found["| Tiles in shared memory"].endswith("| 4.00x | 4.00x | 4.00x | 1 |")
-    assert found["| The library's product"].endswith("| 4.00x | 4.00x | 4.00x | 1 |")
+    assert found["| A product of the unrolled input"].endswith("| **0.50x** | **0.50x** | **0.50x** | 1 |")
+    assert found["| cuBLAS's product"].endswith("| 4.00x | 4.00x | 4.00x | 1 |")
     assert found["| Unrolling inside the product"].endswith("| (not measured) |  |  | 0 |")
     # 20/10, 20/25 and 20/5; the one that was not timed is in none.
     assert found["| Two stages, no transformation"].endswith("| 1.86x | **0.80x** | 4.00x | 3 |")

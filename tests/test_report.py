@@ -32,6 +32,7 @@ def project(tmp_path):
         "ours": 40,
         "peak_bytes": 3 << 20,
         "layers_us": 7000.0,
+        "floor_us": 2500.0,
     }
     network |= {"peer_groups": {"torch_eager_nchw": {"convolution": 14000.0, "other": 4000.0}}}
     network |= {"failures": {"frozen_default_nchw": "not ready", "fastconv_compile_nchw": "ours"}}
@@ -133,7 +134,7 @@ def test_network_summary_tells_what_pytorch_does_and_what_cudnn_could(project):
     table = network_report.summary(document, "fp32").splitlines()
     # Ours eager 9 ms, compiled 36; PyTorch eager 18, its other form 20; what nobody can run is no form of PyTorch.
     assert table[2] == (
-        "| resnet50 | 64 | 18.00 | 18.00 | `torch_eager` | - | 6.00 | 9.00 | 36.00 | 2.00x | - | **0.67x** |"
+        "| resnet50 | 64 | 2.50 | 18.00 | 18.00 | `torch_eager` | - | 6.00 | 9.00 | 36.00 | 2.00x | - | **0.67x** |"
     )
     assert "| `fp32` |" in network_report.summary(document)
     peers_table = network_report.peers_table(document, "fp32")
@@ -155,7 +156,7 @@ def test_a_rival_with_a_run_of_its_own_is_compared_with_ours_of_that_run(project
     rival_file(project, "networks_autotune", compile_max_autotune=None, frozen_max_autotune=15000.0)
     rival_file(project, "networks_cudnn", torch_eager=19000.0, cudnn_best_layers=5000.0)
     table = documents.region("h200/networks/summary/fp32", folder).splitlines()
-    assert table[2].startswith("| resnet50 | 64 | 18.00 | 18.00 | `torch_eager` | 15.00 | 5.00 | 9.00 | 36.00 |")
+    assert table[2].startswith("| resnet50 | 64 | 2.50 | 18.00 | 18.00 | `torch_eager` | 15.00 | 5.00 | 9.00 | 36.00 |")
     assert table[2].endswith("| 2.00x | 1.50x | **0.50x** |")
     assert documents.region("h200/networks/rivals", folder).splitlines()[2] == (
         "| ResNet-50 | 64 | `fp32` | 10.00 | 15.00 | `frozen_max_autotune` | 1.50x | 10.00 | 5.00 | **0.50x** |"
@@ -267,6 +268,19 @@ def test_regret_has_a_row_for_each_part(project):
         "| `fp32` | forward | nhwc | judge | 1 | 1.000 | 1.00 | 1.00 | 0.0 % |",
         "| `fp16` | forward | nhwc | judge | 2 | 2.000 | 3.85 | 4.00 | 50.0 % |",
     ]
+    fit = {**HEAD, "suite": "regret", "rows": [rows[0] | {"split": "fit"}]}
+    results.write(project / "benchmarks/results/h200/regret_fit.json", fit)
+    assert documents.region("h200/regret/fit", project / "benchmarks/results").splitlines()[2:] == [
+        "| `fp16` | forward | nhwc | fit | 1 | 1.000 | 1.00 | 1.00 | 0.0 % |",
+    ]
+    with pytest.raises(ValueError, match=r"regret_judge\.json does not exist"):
+        documents.region("h200/regret/judge", project / "benchmarks/results")
+
+
+def test_a_machine_without_a_gpu_is_named_with_threads_and_instruction_set():
+    cpu = {**HEAD, "gpu": "AMD EPYC", "driver": "", "cuda": "", "cudnn": "", "threads": 2, "instruction_set": "avx2"}
+    expected = "AMD EPYC, 2 threads, AVX2, torch 2.11, commit 0123456789ab, 2026-01-02."
+    assert common.machine_line(cpu) == expected
 
 
 def test_overview_has_a_row_for_each_set_and_network(project):

@@ -163,3 +163,12 @@ def test_slices_of_the_trace_are_the_runs_times():
     waits = [event for event in slices if event["cat"] == "wait"]
     assert sum(event["dur"] for event in waits) == pytest.approx((run.start - run.taken).sum(), abs=1e-3 * len(waits))
     assert waits
+
+
+def test_panels_of_one_group_have_one_scale_of_time():
+    counts = np.ones((len(trace.KINDS), 2), np.int64)
+    panels = [
+        trace.Panel("", "recorded", np.array([0.0, us]), counts, group)
+        for us, group in ((100.0, "a"), (80.0, "a"), (9.0, "b"))
+    ]
+    assert [axes.get_xlim() for axes in trace.draw(panels).axes] == [(0.0, 100.0), (0.0, 100.0), (0.0, 9.0)]

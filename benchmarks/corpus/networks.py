@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,10 +28,16 @@ class Entry:
     run: Run = lambda model, x: model(x)
 
 
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"this network is of {name}: pip install 'fastconv[bench]'") from error
+
+
 def _torchvision(name: str, module: str = "") -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        import torchvision.models as models
-
+        models = _package("torchvision.models")
         weights = {"weights_backbone": None} if module else {}
         return models.get_model(name, weights=None, **weights)
 
@@ -39,17 +46,14 @@ def _torchvision(name: str, module: str = "") -> Callable[[], nn.Module]:
 
 def _timm(name: str) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        import timm
-
-        return timm.create_model(name, pretrained=False)
+        return _package("timm").create_model(name, pretrained=False)
 
     return make
 
 
 def _smp(name: str, encoder: str) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        import segmentation_models_pytorch as smp
-
+        smp = _package("segmentation_models_pytorch")
         return getattr(smp, name)(encoder_name=encoder, encoder_weights=None, classes=21)
 
     return make
@@ -57,9 +61,7 @@ def _smp(name: str, encoder: str) -> Callable[[], nn.Module]:
 
 def _diffusers(name: str, **config: Any) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        import diffusers
-
-        return getattr(diffusers, name)(**config)
+        return getattr(_package("diffusers"), name)(**config)
 
     return make
 

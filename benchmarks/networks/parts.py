@@ -23,6 +23,7 @@ from benchmarks import peers
 from benchmarks.harness import profile, results
 from benchmarks.harness.runs import SPENT
 from benchmarks.layers import group as layer_group
+from benchmarks.layers import sets
 from benchmarks.layers.suite import ROW_KEY, groups_of
 from fastconv import timing
 from fastconv.models.layers import Layer
@@ -77,6 +78,12 @@ def convolutions(model: nn.Module, shape: Sequence[int]) -> collections.Counter[
     with torch.no_grad():
         meta(torch.empty(tuple(shape), device="meta"))
     return found
+
+
+def floor_us(model: nn.Module, shape: Sequence[int], cls: str, gpu: str) -> float:
+    """The least time of the convolutions of a forward pass, one after the other, each at its own (layers/sets.py). gpu:
+    the folder of its results. Raises ValueError as `convolutions`."""
+    return sum(n * sets.floor_us(layer, shape[0], cls, gpu) for layer, n in convolutions(model, shape).items())
 
 
 class BestLayers:

@@ -259,6 +259,7 @@ class Measured:
                 self.times = measured.timings
                 self.energy = self._energy(energy_s) if energy_s else {}
             with turns.preparing():
+                self.floor_us = self._floor()
                 self.counts = {
                     kind: case.counts(kind, layout)
                     for kind, layout in [*case.models, *(("rewritten", layout) for layout in case.compiles)]
@@ -320,6 +321,18 @@ class Measured:
             timing.recover()
             return {}
 
+    def _floor(self) -> float | None:
+        """None on a CPU."""
+        case = self.case
+        if case.device.type != "cuda":
+            return None
+        try:
+            gpu = results.slug(torch.cuda.get_device_name(case.device))
+            return network_parts.floor_us(case.base, case.pictures.shape, case.cls, gpu)
+        except (ValueError, RuntimeError) as error:
+            self.failures["floor_us"] = timing.message_of(error)
+            return None
+
     def release(self) -> None:
         """Gives up what was timed: the memory is needed."""
         self._calls.clear()
@@ -376,6 +389,7 @@ class Measured:
             "us_q25": time_of and time_of.q25,
             "us_q75": time_of and time_of.q75,
             "rounds": time_of and time_of.rounds,
+            "floor_us": self.floor_us,
             "layouts": layouts,
             "peers": peer_us,
             "peer_layouts": peer_layouts,

@@ -70,8 +70,8 @@ class Roofline:
         return self.flops / self.bytes
 
     @property
-    def floor_us(self) -> float:
-        """At that bandwidth and Hopper's FP32 rate."""
+    def us(self) -> float:
+        """Without caches, at that bandwidth and Hopper's FP32 rate: what caches hold, a kernel may beat."""
         return max(self.flops / FFMA_FLOPS, self.bytes / self.bandwidth) * 1e6
 
     @property

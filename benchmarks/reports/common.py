@@ -100,6 +100,8 @@ def machine_line(document: Document) -> str:
     parts = [document["gpu"], f"driver {document['driver']}" if document["driver"] else ""]
     parts += [f"CUDA {document['cuda']}" if document["cuda"] else "", f"torch {document['torch']}"]
     parts += [f"cuDNN {document['cudnn']}" if document["cudnn"] else "", f"commit {document['commit'][:12]}"]
+    if not document["cuda"]:  # a file of the CPU
+        parts[1:1] = [f"{document['threads']} threads", document["instruction_set"].upper()]
     return ", ".join(part for part in [*parts, document["date"][:10]] if part) + "."
 
 

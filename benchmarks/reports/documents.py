@@ -18,7 +18,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/training[/<class>]           training steps, a row per network, class and mode; or `(not measured)`
     <gpu>/training/groups[/<class>]    their kernels by group
     <gpu>/host                         the host's time of a call; or `(not measured)`
-    <gpu>/regret                       the choice of `auto` on the convolutions of networks
+    <gpu>/regret[/<set>]               the choice of `auto` on the convolutions of networks, of file regret[_<set>]
     <gpu>/megakernel/...               benchmarks/reports/megakernel.py
     <gpu>[+<gpu>]/paper/...            benchmarks/reports/papers: docs/papers, of the first GPU that has it; or
                                        `(not measured)`
@@ -98,8 +98,8 @@ def region(name: str, results: Path) -> str:
             documents = (_found(results, each, "networks") for each in gpu.split("+"))
             drawn = ((networks.energy_table(its), common.machine_line(its)) for its in documents if its is not None)
             return "\n\n".join(next((both for both in drawn if both[0]), (sentences.NOTHING,)))
-        case ["regret"]:
-            return regret.table(file("regret"))
+        case ["regret", *set_name] if len(set_name) < 2:
+            return regret.table(file("_".join(["regret", *set_name])))
         case [suite, "summary"] if suite.startswith("layers"):
             return layers.layer_summary(file(suite))
         case ["layers", "algorithms", accuracy, n] if accuracy in CLASSES and n.isdigit():

@@ -259,8 +259,7 @@ def plot_speedups(document: Document, accuracy: str, n: int, path: Path) -> None
     axes.set_ylabel("times faster than\nthe best peer")
     slower = sum(value < 1 for value in values)
     message = f"Class {accuracy}, batch {n}: {common.mean(values) or 0:.2f} times as fast as the best peer"
-    message += f", slower on {slower} of {len(values)} layers ({document['gpu']})"
-    axes.set_title(message, loc="left", fontsize=10)
+    common.title(figure, f"{message}, slower on {slower} of {len(values)} layers", document)
     axes.tick_params(axis="x", rotation=60)
     axes.margins(x=0.01, y=0.12)
     save_figure(figure, path)

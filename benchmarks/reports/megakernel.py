@@ -60,6 +60,11 @@ def over_cudnn(row: Row) -> float | None:
     return _times(row, _fastest(row, RIVAL)[1])
 
 
+def over_best(row: Row) -> float | None:
+    """Times faster than the fastest rival of all, cuDNN's and PyTorch's."""
+    return _times(row, row["best_peer_us"])
+
+
 def over_torch(row: Row) -> float | None:
     """Times faster than the faster layout of PyTorch's convolution, by its search."""
     return _times(row, _fastest(row, "torch_")[1])
@@ -70,18 +75,32 @@ def _times(row: Row, us: float | None) -> float | None:
 
 
 def layer_table(document: Document, accuracy: str) -> str:
-    """A row per layer: megakernel, its tasks in series, winograd_f4, cuDNN's non-fused Winograd, ratios, error; and
-    where the file has them its time with packing, its bytes, PyTorch's fastest and what `auto` takes."""
+    """A row per layer: megakernel, its tasks in series, winograd_f4, cuDNN's non-fused Winograd, the best peer, ratios,
+    error; and where the file has them its time with packing, its bytes, PyTorch's fastest and what `auto` takes."""
     header = ["layer", "C->K @HxW", "megakernel us", "its series us", "over its series", "`winograd_f4` us"]
-    header += ["over `winograd_f4`", "cuDNN non-fused us", "over cuDNN", "error", "error / cuDNN's", "floor us"]
+    header += ["over `winograd_f4`", "cuDNN non-fused us", "over cuDNN", "best peer us"]
+    header += ["over the best peer", "error", "error / cuDNN's", "floor us"]
     rows = rows_of(document, "layers", accuracy)
     more = any(row.get("auto") for row in rows)
     header += ["with packing us", "workspace, packed MiB", "PyTorch us", "over PyTorch", "`auto` us"] if more else []
     lines = [_layer_line(row, document) + (_more(row) if more else []) for row in rows]
-    ratios = (over_series, over_staged, over_cudnn, over_torch)
+    ratios = (over_series, over_staged, over_cudnn, over_best, over_torch)
     means = [common.times(common.mean(ratio(row) for row in rows)) for ratio in ratios]
-    last = ["geometric mean", f"{len(rows)} layers", "", "", means[0], "", means[1], "", means[2], "", "", ""]
-    return common.markdown_table(header, [*lines, last + (["", "", "", means[3], ""] if more else [])])
+    last = [
+        "geometric mean",
+        f"{len(rows)} layers",
+        "",
+        "",
+        means[0],
+        "",
+        means[1],
+        "",
+        means[2],
+        "",
+        means[3],
+        *[""] * 3,
+    ]
+    return common.markdown_table(header, [*lines, last + (["", "", "", means[4], ""] if more else [])])
 
 
 def _layer_line(row: Row, document: Document) -> list[str]:
@@ -90,7 +109,9 @@ def _layer_line(row: Row, document: Document) -> list[str]:
     line = [row["layer"], f"{row['c']}->{row['k']} @{row['h']}x{row['w']}", common.us(row["us"])]
     line += [common.us(row["algorithms"].get(SERIES)), common.times(over_series(row))]
     line += [common.us(row["algorithms"].get(STAGED)), common.times(over_staged(row))]
-    line += [common.us(rival_us), common.times(over_cudnn(row)), common.scientific(row["error"])]
+    best = f"{common.us(row['best_peer_us'])} `{row['best_peer']}`" if row["best_peer"] else "-"
+    line += [common.us(rival_us), common.times(over_cudnn(row)), best, common.times(over_best(row))]
+    line += [common.scientific(row["error"])]
     line += ["-" if not rival_error or not rival_us else f"{row['error'] / rival_error:.2f}"]
     return [*line, common.us(common.floor_of(row, document))]
 
@@ -346,7 +367,7 @@ def plot_rivals(document: Document, accuracy: str, path: Path) -> None:
 
 
 def plot_tasks(document: Document, accuracy: str, path: Path) -> None:
-    """How many tasks of each kind run at a time: kind by kind, and as mapped."""
+    """How many tasks of each kind run at a time: kind by kind, and as mapped, a layer's two on one scale."""
     panels = []
     rows = rows_of(document, "distribution", accuracy)
     layers = list(dict.fromkeys(row["layer"] for row in rows))
@@ -354,8 +375,15 @@ def plot_tasks(document: Document, accuracy: str, path: Path) -> None:
         name = {"mapped": "task map", "series": "kinds in series"}[row["variant"]]
         counts = np.array([row["running"][kind] for kind in trace.KINDS])
         title = f"{row['layer']}, {accuracy}, {name}: {row['us']:.0f} us, workers busy {row['busy']:.0%}"
-        panels.append(trace.Panel(title, row["clock"], np.array(row["times_us"]), counts))
-    trace.plot(panels, path)
+        panels.append(trace.Panel(title, row["clock"], np.array(row["times_us"]), counts, row["layer"]))
+    figure = trace.draw(panels)
+    times = {(row["layer"], row["variant"]): row["us"] for row in rows}
+    both = [layer for layer in layers if {(layer, "series"), (layer, "mapped")} <= times.keys()]
+    gains = ", ".join(f"{times[layer, 'series'] / times[layer, 'mapped']:.2f} on {layer}" for layer in both)
+    message = f"Tasks over time, class {accuracy}"
+    message += f": the task map is as many times as fast as kinds in series: {gains}" if both else ""
+    common.title(figure, message, document)
+    save_figure(figure, path)
 
 
 def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:

@@ -143,14 +143,14 @@ def by_network(document: Document, accuracy: str | None) -> dict[Key, dict[str, 
 
 
 def energy_table(document: Document) -> str:
-    """A row per network and class: energy of an image, the mode of ours that takes least of it against the fastest form
-    of PyTorch; millijoules of the whole board and watts. "" if none was measured."""
+    """A row per network and class: energy of an image, the fastest mode of ours against the fastest form of PyTorch;
+    millijoules of the whole board and watts. "" if none was measured."""
     lines = []
     for (name, cls, batch), modes in by_network(document, None).items():
         known = {mode: row for mode, row in modes.items() if "energy" in row and "peer_energy" in row}
         if not known:
             continue
-        mode = min(known, key=lambda mode: known[mode]["energy"]["image_j"])
+        mode = min(known, key=lambda mode: known[mode]["us"])
         row = known[mode]
         ours, peer = row["energy"], row["peer_energy"]
         line = [TITLES.get(name, name), str(batch), f"`{cls}`", mode, f"{ours['image_j'] * 1e3:.1f}"]
@@ -163,15 +163,17 @@ def energy_table(document: Document) -> str:
 def summary(
     document: Document, accuracy: str | None = None, autotune: Document | None = None, cudnn: Document | None = None
 ) -> str:
-    """A row per network (and class, without `accuracy`): PyTorch eager and its fastest form, ours in its modes, and
-    the fastest of ours against the latter, max-autotune and the bound of the best cuDNN algorithm of each layer.
+    """A row per network (and class, without `accuracy`): the floor of its convolutions, PyTorch eager and its fastest
+    form, ours in its modes, and the fastest of ours against the latter, max-autotune and the bound of the best cuDNN
+    algorithm of each layer.
 
     autotune, cudnn: the files of the runs against these two, from which their times and ratios are then."""
     modes = [mode for mode in ("eager", "compile", "graph", "fused", "fused_graph")
              if any(row["mode"] == mode for row in document["rows"])]  # fmt: skip
     rivals = against(AUTOTUNED, autotune, document), against((CUDNN_BEST,), cudnn, document)
-    header = ["network", "batch", *([] if accuracy else ["class"]), "PyTorch eager ms", "PyTorch at its best ms"]
-    header += ["its form", "max-autotune ms", "best cuDNN layers ms", *(f"ours, {mode}" for mode in modes)]
+    header = ["network", "batch", *([] if accuracy else ["class"]), "convolutions' floor ms", "PyTorch eager ms"]
+    header += ["PyTorch at its best ms", "its form", "max-autotune ms", "best cuDNN layers ms"]
+    header += [f"ours, {mode}" for mode in modes]
     header += ["speedup", "over max-autotune", "over best cuDNN layers"]
     lines: list[list[str]] = []
     rows: list[Row] = []
@@ -179,11 +181,12 @@ def summary(
         name, cls, batch = key
         rows += its.values()
         best, best_us = min(map(best_peer, its.values()), key=lambda pair: pair[1] or float("inf"))
-        peers = next(iter(its.values()))["peers"]
+        first = next(iter(its.values()))
         ours, _ = fastest(its)
         of_rivals = [found.get(key) for found in rivals]
-        line = [name, str(batch), *([] if accuracy else [f"`{cls}`"]), common.ms(peers.get("torch_eager"))]
-        line += [common.ms(best_us), f"`{best}`" if best else "-", *(common.ms(v and v.peer_us) for v in of_rivals)]
+        line = [name, str(batch), *([] if accuracy else [f"`{cls}`"]), common.ms(first.get("floor_us"))]
+        line += [common.ms(first["peers"].get("torch_eager")), common.ms(best_us), f"`{best}`" if best else "-"]
+        line += (common.ms(v and v.peer_us) for v in of_rivals)
         line += [common.ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
         lines.append(
             [*line, common.times(speedup_of(ours, best_us)), *(common.times(v and v.speedup) for v in of_rivals)]
@@ -266,7 +269,7 @@ def plot(document: Document, accuracy: str, path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("times faster than the fastest form of PyTorch")
     span = f"{min(best):.2f} to {max(best):.2f}" if best else "no"
-    axes.set_title(f"Class {accuracy}: {span} times PyTorch at its best ({document['gpu']})", loc="left", fontsize=10)
+    common.title(figure, f"Class {accuracy}: {span} times PyTorch at its best", document)
     axes.tick_params(axis="y", labelsize=7)
     axes.margins(x=0.1, y=0.02)
     save_figure(figure, path)

@@ -18,7 +18,7 @@ from benchmarks.layers.sets import floor_here
 from benchmarks.layers.suite import groups_of
 from benchmarks.peers import cudnn, torch_convolution
 from fastconv import environment, timing, trace
-from fastconv.instrumented import Options, kernel_of, random_data, random_kernel
+from fastconv.instrumented import Megakernel, Options, kernel_of, random_data, random_kernel
 from fastconv.models.layers import Layer, select
 
 NAME, STAGED, RIVAL = "winograd_megakernel", "winograd_f4", "cudnn_winograd_nonfused"
@@ -45,6 +45,12 @@ def _row(layer: Layer, n: int, accuracy: str, part: str, variant: str = "") -> r
 def _timed(row: results.Row, found: timing.Timing | None) -> None:
     if found is not None:
         row |= {"us": found.us, "us_q25": found.q25, "us_q75": found.q75}
+
+
+def _bytes(kernel: Megakernel, options: Options) -> dict[str, int]:
+    """Of workspace and packed filters; where tasks transform the filters, none are packed."""
+    packed = 0 if options.filters else kernel.packed_bytes
+    return {"workspace_bytes": kernel.workspace_bytes(options), "packed_bytes": packed}
 
 
 class _Suite:
@@ -173,6 +179,7 @@ class _Suite:
             row = _row(layer, self.n, accuracy, "mapping", variant)
             its = kernel.task_map(options[variant]).arguments()
             row |= {name: its[name] for name in swept} | {"algorithms": {STAGED: staged}}
+            row |= _bytes(kernel, options[variant])
             _timed(row, times.get(variant))
             self.put(row)
         best = min((variant for variant in options if variant in times), key=lambda variant: times[variant].us)
@@ -203,7 +210,7 @@ class _Suite:
         }
         row = _row(layer, self.n, accuracy, "filters")
         error = layer_group.Reference(x, weight, layer).error(kernel(Options(filters=True)))
-        row |= {"error": error["l2"], "max_error": error["max"]}
+        row |= {"error": error["l2"], "max_error": error["max"]} | _bytes(kernel, Options(filters=True))
         times = self.measure(calls).timings
         _timed(row, times.get(FILTER_TASKS))
         row["algorithms"] = {name: times[name].us if name in times else None for name in calls}
@@ -226,6 +233,7 @@ class _Suite:
             for variant, run in found.runs.items():
                 times, counts = trace.distribution(run, samples=300)
                 row = _row(layer, self.n, accuracy, "distribution", variant) | run.summary() | found.detail
+                row |= _bytes(kernel, Options(series=variant == "series"))
                 running = dict(zip(trace.KINDS, counts.tolist(), strict=True))
                 self.put(row | {"times_us": times.tolist(), "running": running})
                 self.say(f"{layer.layer:8} {accuracy}: {variant} {run.us:.1f} us, overlap {run.overlap or 0.0:.0%}")

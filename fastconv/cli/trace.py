@@ -93,7 +93,9 @@ def trace(
         traces.write_chrome(out, runs)
         say(f"written: {out}")
     if figure is not None:
-        traces.plot([traces.panel(name, run) for name, run in runs.items()], figure)
+        from fastconv.figures import save_figure
+
+        save_figure(traces.draw([traces.panel(name, run) for name, run in runs.items()]), figure)
         say(f"written: {figure}")
     found = {name: run.summary() for name, run in runs.items()}
     write_json(json_path, {"layer": layer, "batch": batch, **detail, **task_map.arguments(), **found})

@@ -24,10 +24,7 @@ Where a file does not exist yet: `(not measured)`.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, Document
@@ -76,36 +73,21 @@ def _drawn(source: str, table: str, arguments: Sequence[str], gpu: str, file: Fi
     return text
 
 
-def _arguments(draw: Callable[..., str]) -> Iterator[tuple[str, ...]]:
-    """All that a table can be drawn of: nothing, every class, every algorithm in every class."""
-    taken = {"algorithm": ALGORITHMS, "accuracy": CLASSES}
-    return itertools.product(*(taken[name] for name in list(inspect.signature(draw).parameters)[2:]))
-
-
 def _machines(source: str, files: Mapping[str, File]) -> str:
-    """What the source's files were measured on, those of which any table is drawn; a line for each machine and
-    commit."""
-    held = {gpu: functools.cache(file) for gpu, file in files.items()}
+    """What the source's tables are of: of each file's classes and parts the first GPU that has them; a line for each
+    machine and commit."""
     found: dict[str, list[str]] = {}
-    drawn = set()
-    for table, (suite, draw) in SOURCES[source].TABLES.items():
-        for arguments in _arguments(draw) if suite is not None else ():
-            texts = (gpu for gpu, file in held.items() if _drawn(source, table, arguments, gpu, file) != NOTHING)
-            if (gpu := next(texts, None)) is not None:
-                drawn.add((gpu, suite))
-    suites = dict.fromkeys(suite for suite, _ in SOURCES[source].TABLES.values())
-    for gpu, suite in itertools.product(held, suites):
-        if (gpu, suite) in drawn and (document := held[gpu](suite)) is not None:
-            found.setdefault(_machine_line(document), []).append(f"`{suite}`")
+    for suite in dict.fromkeys(suite for suite, _ in SOURCES[source].TABLES.values() if suite is not None):
+        drawn: set[tuple[str, str | None]] = set()
+        for file in files.values():
+            document = file(suite) or {"rows": []}
+            held = {(row["class"], row.get("part")) for row in document["rows"]}
+            if not held <= drawn:
+                found.setdefault(common.machine_line(document), []).append(f"`{suite}`")
+            drawn |= held
     if len(found) == 1:
         return next(iter(found))
     return "\n".join(f"- {', '.join(its)}: {line}" for line, its in found.items()) or NOTHING
-
-
-def _machine_line(document: Document) -> str:
-    """A CPU's with its threads."""
-    line, threads = common.machine_line(document), document.get("threads")
-    return line if document["cuda"] or not threads else f"{line[:-1]}, {threads} threads."
 
 
 FIGURES = {"cuconv": cuconv.figures, "textbook": textbook.figures, "megakernel": megakernel.figures}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.harness.results import Document
+from collections.abc import Sequence
+
+from benchmarks.harness.results import Document, Row
 from benchmarks.reports import common
 from benchmarks.reports.papers.shared import NOTHING, without_empty
 
@@ -23,3 +25,16 @@ def table(document: Document, gpu: str) -> str:
         line += [str(row["kernels"]), common.us(row["us"]), *sizes, *shares, f"{row['instructions'] / 1e6:.2f}"]
         lines.append([*line, f"{row['warps_percent']:.0f} %"])
     return without_empty(common.markdown_table(header, lines))
+
+
+def caches(rows: Sequence[Row]) -> str:
+    """How the profiler ran the calls: rows that hold a call's kernels (`parts`) had them one after the other."""
+    counted = [row for row in rows if row.get("us")]
+    if not counted:
+        return NOTHING
+    if all("parts" in row for row in counted):
+        return "The profiler starts every call from cold caches: what a kernel leaves in them the next one finds."
+    return (
+        "The profiler started every kernel from cold caches: those of a call of several kernels read from memory what "
+        "one kernel, or a call outside of the profiler, finds in the L2 cache, so the two are not to be compared."
+    )

@@ -22,6 +22,7 @@ PACKING = "auto, filters packed in every call"
 CUDNNS = ("cudnn_", "torch_default_")  # PyTorch without a search is what cuDNN's heuristics choose
 FAR = 3.0  # times the best: whoever is slower is run a few times and not timed
 DARK = 1.5  # below it a cell of the survey's figure is too dark for black
+SINGLE_CALLS = "fef9e29d555c"  # the commit whose surveys gave rivals up by single calls
 
 
 def _us(row: Row, algorithm: str) -> float | None:
@@ -255,7 +256,26 @@ def surveyed(file: File) -> str:
     return ", ".join(parts) or NOTHING
 
 
-SENTENCES = {"counters": counted, "surveyed": surveyed}
+def caches(file: File) -> str:
+    return counters.caches(rows_in(file, "paper_cuconv_counters"))
+
+
+def doubt(file: File) -> str:
+    """What is wrong with the survey's rows, as long as they are those."""
+    document = file("paper_cuconv")
+    if document is None or not document["rows"]:
+        return NOTHING
+    if SINGLE_CALLS not in common.commits_of(document):
+        return ""
+    return (
+        "**cuConv's shares are too high.** When these rows were taken, a rival was given up if one call of it took "
+        "three times the best, the host's gaps between launches included: in 339 of 616 configurations of `ieee`, "
+        "NCHW, one that may have been faster is missing, and of the wins on 1x1 filters none is certain "
+        "([132](../log/132-the-rest-of-fef9e29.md))."
+    )
+
+
+SENTENCES = {"counters": counted, "surveyed": surveyed, "caches": caches, "doubt": doubt}
 
 
 def plot(document: Document, algorithm: str, accuracy: str, path: Path) -> None:

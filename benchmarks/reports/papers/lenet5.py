@@ -20,7 +20,7 @@ from benchmarks.reports.papers.shared import (
     percent,
     rows_in,
 )
-from benchmarks.studies.ladder import HALF, PREFIX, TILE, class_of
+from benchmarks.studies.ladder import HALF, TILE, class_of
 from benchmarks.studies.ladder import RUNGS as LADDER
 from fastconv.figures import new_figure, save_figure
 from fastconv.models.layers import SETS
@@ -29,23 +29,24 @@ NAME = "lenet5"
 LAYERS = {layer.layer for layer in SETS["lenet5"]}
 # What a step of the ladder adds, from rung, to rung; names of benchmarks/studies/ladder.py.
 STEPS = [
-    ("`direct`: `__restrict__`", "direct", "direct_restrict"),
-    ("`direct`: filter size a constant", "direct", "direct_size"),
-    ("`direct`: both", "direct", "direct_restrict_size"),
-    ("`direct`: both, then constant memory", "direct_restrict_size", "direct_constant_memory"),
-    ("a tiled product of the unrolled input", "direct_restrict", "unroll_restrict"),
-    ("unrolled inside the product", "unroll_restrict", "fused_restrict"),
-    ("`fused`: `__restrict__`", "fused", "fused_restrict"),
-    ("`fused`: filter size a constant", "fused", "fused_size"),
-    ("`fused`: both", "fused", "fused_restrict_size"),
-    ("`fused`: both, then constant memory", "fused_restrict_size", "fused_constant_memory"),
-    ("`fused`: both, then FP16 arithmetic", "fused_restrict_size", "half_fused_restrict_size"),
+    ("`ladder_direct`: `__restrict__`", "ladder_direct", "ladder_direct_restrict"),
+    ("`ladder_direct`: filter size a constant", "ladder_direct", "ladder_direct_size"),
+    ("`ladder_direct`: both", "ladder_direct", "ladder_direct_restrict_size"),
+    ("`ladder_direct`: both, then constant memory", "ladder_direct_restrict_size", "ladder_direct_constant_memory"),
+    ("a tiled product of the unrolled input", "ladder_direct_restrict", "ladder_unroll_restrict"),
+    ("unrolled inside the product", "ladder_unroll_restrict", "ladder_fused_restrict"),
+    ("`ladder_fused`: `__restrict__`", "ladder_fused", "ladder_fused_restrict"),
+    ("`ladder_fused`: filter size a constant", "ladder_fused", "ladder_fused_size"),
+    ("`ladder_fused`: both", "ladder_fused", "ladder_fused_restrict_size"),
+    ("`ladder_fused`: both, then constant memory", "ladder_fused_restrict_size", "ladder_fused_constant_memory"),
+    ("`ladder_fused`: both, then FP16 arithmetic", "ladder_fused_restrict_size", "ladder_half_fused_restrict_size"),
 ]
 TILES = [
-    (f"`fused`: both, tile of {name.removeprefix(f'{PREFIX}fused_')}", "fused_restrict_size", name[len(PREFIX) :])
+    (f"`ladder_fused`: both, tile of {name.removeprefix('ladder_fused_')}", "ladder_fused_restrict_size", name)
     for name, rung in LADDER.items()
     if rung.tile != TILE and not name.startswith(HALF)
 ]  # our own sweep
+FIRST = "ladder_direct"  # what the others are compared with
 ALL_STEPS = [step for step, *_ in [*STEPS, *TILES]]
 LADDERS = {"ieee": "FP32", "fp16": "FP16"}  # class -> arithmetic of its rungs
 
@@ -101,12 +102,12 @@ def _batches(document: Document) -> list[int]:
 def ladder(document: Document, gpu: str, accuracy: str) -> str:
     """A row per rung of the source: what it has, both layers' times at each batch, and its error."""
     batches, rows, lines = _batches(document), of_class(document, accuracy), []
-    first = totals(document, f"{PREFIX}direct")
+    first = totals(document, FIRST)
     for name, rung in LADDER.items():
         found = totals(document, name) if class_of(name) == accuracy else {}
         if not found:
             continue
-        line = [f"`{name.removeprefix(PREFIX)}`", "yes" if rung.restrict else "no", "yes" if rung.size else "no"]
+        line = [f"`{name}`", "yes" if rung.restrict else "no", "yes" if rung.size else "no"]
         line += ["constant" if rung.constant_memory else "global"]
         line += ["16x16 pixels" if rung.form == "direct" else "{}x{}".format(*rung.tile)]
         for n in batches:
@@ -121,17 +122,24 @@ def ladder(document: Document, gpu: str, accuracy: str) -> str:
     if not lines:
         return NOTHING
     image = f"![Ladder, class {accuracy}](../figures/{gpu}_paper_lenet5_ladder_{accuracy}.svg)"
-    return f"{image}\n\n{common.markdown_table([*header, 'over `direct`', 'error'], lines)}"
+    return f"{image}\n\n{common.markdown_table([*header, f'over `{FIRST}`', 'error'], lines)}"
 
 
 def step_gains(document: Document) -> dict[str, dict[int, float]]:
     """Step -> batch -> how many times as fast both layers are with it."""
     found = {}
     for step, before, after in [*STEPS, *TILES]:
-        first, second = totals(document, PREFIX + before), totals(document, PREFIX + after)
+        first, second = totals(document, before), totals(document, after)
         if gains := {n: first[n] / us for n, us in second.items() if n in first}:
             found[step] = gains
     return found
+
+
+def library(document: Document, n: int, accuracy: str) -> list[tuple[float, str]]:
+    """Microseconds of both layers by each of the library's algorithms, the fastest first."""
+    rows = _both(of_class(document, accuracy), n)
+    found = [(_total([row["algorithms"].get(rung) for row in rows]), rung) for rung in RUNGS]
+    return sorted((us, rung) for us, rung in found if us)
 
 
 def fastest_rung(document: Document, n: int, accuracy: str) -> tuple[str, float] | None:
@@ -158,7 +166,7 @@ def steps(document: Document, gpu: str) -> str:
     first, and the fastest of either layer."""
     batches, gains = _batches(document), step_gains(document)
     lines = [[step, *(common.times(its.get(n)) for n in batches)] for step, its in gains.items()]
-    first = totals(document, f"{PREFIX}direct")
+    first = totals(document, FIRST)
     for accuracy, arithmetic in LADDERS.items():
         one: list[str] = []
         each: list[str] = []
@@ -168,9 +176,9 @@ def steps(document: Document, gpu: str) -> str:
                 (each, best_of_each(document, n, accuracy)),
             ):
                 names, us = best or ("", None)
-                shown = ", ".join(f"`{_short(name)}`" for name in ([names] if isinstance(names, str) else names))
+                shown = ", ".join(f"`{name}`" for name in ([names] if isinstance(names, str) else names))
                 cells.append(f"{common.times(first[n] / us)} {shown}" if us and n in first else "-")
-        lines += [[f"{arithmetic}: {what} over `direct`", *cells] for what, cells in (
+        lines += [[f"{arithmetic}: {what} over `{FIRST}`", *cells] for what, cells in (
             ("the fastest rung", one), ("the fastest of either layer", each)
         ) if set(cells) != {"-"}]  # fmt: skip
     return common.markdown_table(["step", *(f"batch {n}" for n in batches)], lines) if gains else NOTHING
@@ -179,10 +187,6 @@ def steps(document: Document, gpu: str) -> str:
 def sweep(document: Document, gpu: str) -> str:
     """The figure of the tiles."""
     return f"![Tiles](../figures/{gpu}_paper_lenet5_tiles.svg)" if _tiles(document) else NOTHING
-
-
-def _short(name: str) -> str:
-    return name.removeprefix(PREFIX)
 
 
 def _total(times: list[float | None]) -> float | None:
@@ -218,12 +222,10 @@ def said(file: File) -> str:
     document = file("paper_lenet5") or {"rows": []}
     rows = of_class(document, "ieee")
     if n := max((row["n"] for row in rows if _both(rows, row["n"])), default=0):
-        its = _both(rows, n)
-        totals = {rung: total for rung in RUNGS if (total := _total([row["algorithms"].get(rung) for row in its]))}
-        order = sorted(totals, key=lambda rung: totals[rung])
-        said = ", ".join(f"`{rung}` {common.us(totals[rung])} us" for rung in order)
-        if said:
-            parts.append(f"at batch {n} both layers take, the fastest rung first, {said}")
+        order = library(document, n, "ieee")
+        if said := ", ".join(f"`{rung}` {common.us(us)} us" for us, rung in order):
+            said += f", the best rival {common.us(rival)} us" if (rival := _rival(document, "ieee", n)) else ""
+            parts.append(f"at batch {n} the library's algorithms take for both layers, the fastest first, {said}")
         names = [step for step, *_ in STEPS]
         gains = {step: its[n] for step, its in step_gains(document).items() if n in its and step in names}
         if gains:
@@ -270,11 +272,21 @@ def _rival(document: Document, accuracy: str, n: int) -> float | None:
     return _total([row["best_peer_us"] for row in _both(of_class(document, accuracy), n)])
 
 
-def over_rivals(document: Document, accuracy: str) -> float | None:
-    """At the largest batch: time of the fastest rung for either layer, over the best rival's."""
+def verdict(document: Document, accuracy: str) -> str:
+    """At the largest batch: the ladder's fastest rung for either layer, and the library's fastest algorithm for both,
+    against the best rival; "" without any of them."""
     n = _last(document, accuracy)
     best, rival = best_of_each(document, n, accuracy), _rival(document, accuracy, n)
-    return best[1] / rival if best and rival else None
+    ours = library(document, n, accuracy)
+    if not best or not rival or not ours:
+        return ""
+    us, name = ours[0]
+    of = "" if us > rival else " of"
+    return f"ladder {_beside(best[1], rival)}, `{name}` {_beside(us, rival)}{of} rivals"
+
+
+def _beside(us: float, rival: float) -> str:
+    return f"{us / rival:.2f}x behind" if us > rival else f"{rival / us:.2f}x ahead"
 
 
 SENTENCES: dict[str, Callable[[File], str]] = {}
@@ -290,8 +302,7 @@ def plot_ladder(document: Document, accuracy: str, path: Path) -> None:
     n = _last(document, accuracy)
     rows = _both(of_class(document, accuracy), n)
     times = {rung: _total([row["algorithms"].get(rung) for row in rows]) for rung in [*of_ladder(accuracy), *RUNGS]}
-    bars = [(_short(rung) if rung in LADDER else f"fastconv: {rung}", us, common.OURS if rung in LADDER else
-             common.ALSO_OURS) for rung, us in times.items() if us]  # fmt: skip
+    bars = [(rung, us, common.OURS if rung in LADDER else common.ALSO_OURS) for rung, us in times.items() if us]
     if rival := _rival(document, accuracy, n):
         bars.append(("best rival of each layer", rival, common.NEUTRAL))
     figure, axes = new_figure(6.5, 0.8 + 0.17 * len(bars))
@@ -304,7 +315,7 @@ def plot_ladder(document: Document, accuracy: str, path: Path) -> None:
     axes.set_xlabel(f"both layers at batch {n}, ms")
     axes.margins(x=0.1, y=0.01)
     best = fastest_rung(document, n, accuracy)
-    fastest = f": {_short(best[0])} is its fastest rung" if best else ""
+    fastest = f": {best[0]} is its fastest rung" if best else ""
     common.title(figure, f"LeNet-5's ladder, {LADDERS[accuracy]} arithmetic{fastest}", document)
     save_figure(figure, path)
 

@@ -14,6 +14,7 @@ from benchmarks.papers.textbook import (
     OWN_BLOCK,
     OWN_CONSTANT,
     OWN_DIRECT,
+    OWN_UNROLL,
     RUNGS,
     Roofline,
     expansion,
@@ -36,7 +37,8 @@ from fastconv.figures import new_figure, save_figure
 NAME = "textbook"
 ON_TENSOR_CORES = "implicit_gemm"
 ALIKE = (OWN_BLOCK, OWN_DIRECT, ON_TENSOR_CORES)  # rungs that move what another one does
-STEPS_BACK = {OWN_CONSTANT: OWN_DIRECT, "fused_unroll": "im2col_gemm"}  # rung -> the one that it is built on
+# Rung -> the one that it is built on. `im2col_gemm` is of none: its product is cuBLAS's.
+BUILT_ON = {OWN_CONSTANT: OWN_DIRECT, OWN_UNROLL: "direct_tiled", "fused_unroll": OWN_UNROLL}
 
 
 def model(document: Document, gpu: str) -> str:
@@ -68,26 +70,26 @@ def _fastest(document: Document, accuracy: str) -> dict[tuple[str, str], tuple[R
     return found
 
 
-def _floor(its: Roofline, rung: str) -> tuple[float, str]:
+def _modelled(its: Roofline, rung: str) -> tuple[float, str]:
     """Microseconds and what they are of. On tensor cores FP32 is three products of half types."""
     if rung != ON_TENSOR_CORES:
-        return its.floor_us, "memory" if its.bound == "memory" else "FP32 units"
+        return its.us, "memory" if its.bound == "memory" else "FP32 units"
     memory, products = its.bytes / its.bandwidth, 3 * its.flops / TENSOR_FLOPS
     return max(memory, products) * 1e6, "memory" if memory > products else "tensor cores, 3 products"
 
 
 def ladder(document: Document, gpu: str, accuracy: str) -> str:
-    """A row per layer and rung: time, rate, the model's floor and bound, and the fastest rival."""
+    """A row per layer and rung: time, rate, the model's time and bound, and the fastest rival."""
     found = _fastest(document, accuracy)
-    header = ["layer", "rung", "layout", "us", "TFLOP/s", "times the rung before", "model's floor us", "floor of"]
-    header += ["best peer us", "peer"]
+    header = ["layer", "rung", "layout", "us", "TFLOP/s", "times the rung before"]
+    header += ["model's time without caches, us", "bound", "best peer us", "peer"]
     lines = []
     before: dict[str, float] = {}
     for (name, rung), (row, us) in sorted(found.items(), key=lambda item: (item[0][0], list(RUNGS).index(item[0][1]))):
         its = roofline(common.layer_of(row), row["n"], rung, bandwidth_of(gpu))
         line = [name, f"`{rung}`", row["layout"].upper(), common.us(us), f"{its.flops / us / 1e6:.2f}"]
-        floor_us, bound = _floor(its, rung)
-        line += [common.times(before[name] / us) if name in before else "-", common.us(floor_us), bound]
+        model_us, bound = _modelled(its, rung)
+        line += [common.times(before[name] / us) if name in before else "-", common.us(model_us), bound]
         lines.append([*line, common.us(row["best_peer_us"]), f"`{row['best_peer']}`"])
         before[name] = us
     if not lines:
@@ -154,7 +156,7 @@ def said(file: File) -> str:
         gain = f"{its[order[-1]] / its[order[0]]:.1f} times as fast as `{order[-1]}`"
         parts.setdefault(order[0], []).append(f"{gain} on {layer}")
     text = "; ".join(f"`{rung}` is the fastest rung, {', '.join(its)}" for rung, its in parts.items())
-    for rung, before in STEPS_BACK.items():
+    for rung, before in BUILT_ON.items():
         both = [(found[layer, before][1], us) for (layer, name), (_, us) in found.items() if name == rung
                 if (layer, before) in found]  # fmt: skip
         gains = [first / second for first, second in both]
@@ -192,10 +194,9 @@ def plot(document: Document, accuracy: str, path: Path) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("FLOP per byte, in the textbook's model")
     axes.set_ylabel("TFLOP/s")
-    message = (
-        f"Class {accuracy}: tiles and products of the unrolled input lift the rungs; above the FP32 units' roof are "
-    )
-    common.title(figure, message + "caches and tensor cores", document)
+    message = f"Class {accuracy}: tiles and cuBLAS's product lift the rungs; above the roof are caches"
+    tensor_cores = any(rung == ON_TENSOR_CORES for _, rung in found)
+    common.title(figure, message + (" and, above the FP32 units', tensor cores" if tensor_cores else ""), document)
     axes.legend(frameon=False, fontsize=6)
     save_figure(figure, path)
 
