@@ -151,8 +151,27 @@ def test_what_was_asked_for_is_in_the_key_of_a_cache(monkeypatch):
 
     assert key() == key()
     keys = [key(), key(algorithm="direct"), key(precision="tf32"), key(packed=True), key(max_error=2.0)]
+    keys.append(key(max_workspace=0))
     monkeypatch.setattr(fastconv.measured, "choices", lambda: {("device", "problem"): "direct"})
-    assert len({*keys, key()}) == 6
+    assert len({*keys, key()}) == 7
+
+
+@pytest.mark.parametrize("limit", [0, 10**12])
+def test_max_workspace(limit, tmp_path, monkeypatch):
+    model, x = nn.Conv2d(8, 8, 3).eval(), torch.randn(1, 8, 9, 9)
+    asked = {"algorithm": "im2col_gemm", "max_workspace": limit}
+    # What is packaged is tested below.
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda program, **arguments: None)
+    torch._dynamo.reset()
+    with torch.no_grad(), torch.compiler.config.patch(force_disable_caches=True):
+        compiled = fastconv.compile(model, **asked)
+        by_name = torch.compile(model, backend="fastconv", options=asked)
+        for forward in (compiled, by_name):
+            assert relative_error(forward(x), model(x)) < 1e-5
+        for report in (compiled.report, fastconv.export(model, (x,), tmp_path / "model.pt2", **asked)):
+            (row,) = report.rows
+            assert row.algorithm == ("torch" if limit == 0 else "im2col_gemm")
+            assert ("the limit is 0" in row.reason) == (limit == 0)
 
 
 def test_an_exported_package_runs_in_cpp_and_in_python(tmp_path):

@@ -120,6 +120,8 @@ def test_bad_values(value, error):
         lambda: fastconv.swap_(nn.Conv2d(4, 4, 3), max_workspace=value),
         lambda: fastconv.explain(x.shape, w.shape, device="cpu", max_workspace=value),
         lambda: fastconv.tune(nn.Conv2d(4, 4, 3), x, max_workspace=value),
+        lambda: fastconv.compile(nn.Conv2d(4, 4, 3), max_workspace=value),
+        lambda: fastconv.export(nn.Conv2d(4, 4, 3), (x,), "model.pt2", max_workspace=value),
     ):
         with pytest.raises(error, match=r"max_workspace is .*; expected None or an integer of at least 0, in bytes"):
             call()

@@ -12,11 +12,12 @@ from torch import fx, nn
 
 from fastconv import settings
 from fastconv.nn import check_settings
+from fastconv.rewrites import Asked
 from fastconv.rewrites.report import RewriteReport
 
 __all__ = ["RewriteReport", "backend", "compile"]
 
-_OWN_OPTIONS = ("algorithm", "precision", "max_error", "frozen")
+_OWN_OPTIONS = ("algorithm", "precision", "max_error", "max_workspace")
 
 
 class _Backend:
@@ -24,12 +25,12 @@ class _Backend:
 
     def __init__(
         self, algorithm: str = "auto", precision: str | None = None, max_error: float | None = None,
-        frozen: bool = False, report: RewriteReport | None = None,
+        max_workspace: int | None = None, frozen: bool = False, report: RewriteReport | None = None,
     ) -> None:  # fmt: skip
-        check_settings(algorithm, precision, max_error)
+        check_settings(algorithm, precision, max_error, max_workspace)
         settings.check_flag("frozen", frozen)
-        self.algorithm, self.precision, self.max_error, self.frozen = algorithm, precision, max_error, frozen
-        self.report = report
+        self.asked = Asked(algorithm, precision, max_error, max_workspace)
+        self.frozen, self.report = frozen, report
         self.__name__ = "fastconv"
 
     def __call__(
@@ -37,10 +38,8 @@ class _Backend:
         options: dict[str, Any] | None = None,
     ) -> Callable[..., Any]:  # fmt: skip
         from fastconv.compiler.inductor import compile_graph
-        from fastconv.rewrites import Asked
 
-        asked = Asked(self.algorithm, self.precision, self.max_error)
-        return compile_graph(graph, inputs, asked, self.frozen, mode, options or {}, self.report)
+        return compile_graph(graph, inputs, self.asked, self.frozen, mode, options or {}, self.report)
 
     def reset(self) -> None:
         """What torch.compiler.reset() calls."""
@@ -52,10 +51,10 @@ class _Backend:
 def backend(
     graph: fx.GraphModule, inputs: list[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """``torch.compile(model, backend="fastconv")``. Of its `options` it takes ``algorithm``, ``precision`` and
-    ``max_error``, which mean what they do for `compile`; the others are Inductor's."""
+    """``torch.compile(model, backend="fastconv")``. Of its `options` it takes ``algorithm``, ``precision``,
+    ``max_error`` and ``max_workspace``, which mean what they do for `compile`; the others are Inductor's."""
     options = dict(options or {})
-    own = {name: options.pop(name) for name in _OWN_OPTIONS[:3] if name in options}
+    own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
     return _Backend(**own)(graph, inputs, mode=mode, options=options)
 
 
@@ -65,6 +64,7 @@ def compile(
     *,
     algorithm: str = "auto",
     max_error: float | None = None,
+    max_workspace: int | None = None,
     frozen: bool = False,
     **torch_compile_options: Any,
 ) -> Any:
@@ -76,8 +76,8 @@ def compile(
 
     Args:
         model: a torch.nn.Module or a function, as `torch.compile` takes it.
-        precision, algorithm, max_error: as for `fastconv.conv2d`; convolutions that a named algorithm does not fit stay
-            PyTorch's, and the report says why. A precision of None is PyTorch's switch as it is when
+        precision, algorithm, max_error, max_workspace: as for `fastconv.conv2d`; convolutions that a named algorithm
+            does not fit stay PyTorch's, and the report says why. A precision of None is PyTorch's switch as it is when
             a graph is compiled.
         frozen: parameters and buffers are constants of what is compiled without gradients: batch norms are folded and
             weights packed once. **A later change of a parameter is not seen**, as with Inductor's freezing. Otherwise
@@ -95,7 +95,7 @@ def compile(
     if not callable(model):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a function")
     report = RewriteReport()
-    ours = _Backend(algorithm, precision, max_error, frozen, report)
+    ours = _Backend(algorithm, precision, max_error, max_workspace, frozen, report)
     compiled: Any = torch.compile(model, backend=ours, **torch_compile_options)
     if frozen and isinstance(model, nn.Module):
         compiled.__dict__["forward"] = _freezing(compiled.forward)

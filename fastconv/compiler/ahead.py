@@ -25,6 +25,7 @@ def export(
     *,
     algorithm: str = "auto",
     max_error: float | None = None,
+    max_workspace: int | None = None,
     dynamic_shapes: Any = None,
     options: dict[str, Any] | None = None,
 ) -> RewriteReport:
@@ -36,7 +37,7 @@ def export(
         model: in evaluation mode, and such that `torch.export` takes it, on the device on which it is to run.
         example_inputs: positional arguments of a call.
         path: of the package, which ends in ``.pt2``.
-        precision, algorithm, max_error: as for `fastconv.compile`.
+        precision, algorithm, max_error, max_workspace: as for `fastconv.compile`.
         dynamic_shapes: as for `torch.export.export`; by default every size is that of the example.
         options: Inductor's, as for ``torch.compile(options=...)``.
 
@@ -49,7 +50,7 @@ def export(
     """
     from torch._inductor import aoti_compile_and_package
 
-    check_settings(algorithm, precision, max_error)
+    check_settings(algorithm, precision, max_error, max_workspace)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
     if model.training:
@@ -58,7 +59,7 @@ def export(
         raise TypeError(f"example_inputs is a {type(example_inputs).__name__}; expected a tuple of arguments")
     if not isinstance(path, (str, os.PathLike)) or Path(path).suffix != ".pt2":
         raise ValueError(f"path is {path!r}; expected one that ends in .pt2")
-    asked = rewrites.Asked(algorithm, precision, max_error, packed=True, scatters=True)
+    asked = rewrites.Asked(algorithm, precision, max_error, max_workspace, packed=True, scatters=True)
     report = RewriteReport()
     inputs = tuple(example_inputs)
     with torch.no_grad():

@@ -25,6 +25,7 @@ class Asked:
     algorithm: str = "auto"
     precision: str | None = None
     max_error: float | None = None
+    max_workspace: int | None = None
     packed: bool = False  # weights are constants: pack them once
     scatters: bool = False  # and whoever lowers the graph does so in place: convolutions may write ranges of channels
 
@@ -32,7 +33,7 @@ class Asked:
         return settings.resolve_algorithm(self.algorithm)
 
     def limits(self) -> settings.Limits:
-        return settings.resolve_limits(self.max_error, None, self.resolved_algorithm())
+        return settings.resolve_limits(self.max_error, self.max_workspace, self.resolved_algorithm())
 
     def state(self) -> tuple[Any, ...]:
         """All that a rewriting depends on besides the graph."""
