@@ -10,6 +10,13 @@ from fastconv import _C, ops, settings
 
 PASSES = ("forward", "backward_input", "backward_weight")
 
+_LIBRARY = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
+
+
+def is_librarys(algorithm: str) -> bool:
+    """Whether it is PyTorch's, and none of fastconv's own."""
+    return algorithm in _LIBRARY
+
 
 class Chosen(NamedTuple):
     """What `auto` takes for a pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -19,7 +20,6 @@ def fitting(
     module: Any, algorithm: str, precision: str | None, max_error: float | None, max_workspace: int | None
 ) -> tuple[tuple[str, ...], str, str]:
     """The algorithms that fit whatever input may come, or the reason code and text why none of those asked for does."""
-    library = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
     device = ops.device_info(module.weight.device)
     try:
         geometry, extras = _geometry(module), pair("output_padding", module.output_padding)
@@ -45,7 +45,7 @@ def fitting(
         # Of a module that is made of several convolutions, an algorithm that is named has to serve them all.
         for rows in zip(*(found if algorithm != "auto" else found[:1]), strict=True):
             name = rows[0]["algorithm"]
-            asked = name == algorithm or (algorithm == "auto" and name not in library)
+            asked = name == algorithm or (algorithm == "auto" and not selection.is_librarys(name))
             if not asked or name in fitting:
                 continue
             limited = algorithm == "auto" or max_error is not None
@@ -120,12 +120,37 @@ def gradient(module: Any, state: LayerState, pass_: str) -> str | None:
     return "torch" if state.is_left_to_torch else chosen.name
 
 
-def _last_problem(module: Any, state: LayerState) -> _C.ConvProblem | None:
-    """The convolution of that call; of a transposed layer the one whose input gradient it was."""
+def layout_advice(layers: Iterable[tuple[Any, LayerState]]) -> str:
+    """What channels_last would spare the layers whose most recent eager call was in NCHW; empty where the planner
+    expects nothing of it, or nothing else to choose from."""
+    count, now, then = 0, 0.0, 0.0
+    for module, state in layers:
+        if not isinstance(module, nn.Conv2d) or not state.last_kind or state.last_kind[0] != "nchw":
+            continue
+        _, c, h, w = state.last_input_shape or (0, 0, 0, 0)
+        if c == 1 or h * w == 1:
+            continue  # both formats are one
+        device = ops.device_info(module.weight.device)
+        problems = _last_problem(module, state), _last_problem(module, state, "nhwc")
+        try:
+            nchw, nhwc = (ops.choose(state.resolved, problem, device) for problem in problems)  # type: ignore[arg-type]
+        except ops.UnsupportedError:  # the algorithm asked for, in NHWC
+            continue
+        count, now, then = count + 1, now + nchw["cost_us"], then + nhwc["cost_us"]
+    if now <= then:
+        return ""
+    got = "1 layer" if count == 1 else f"{count} layers"
+    faster = f"channels_last is estimated {now / then:.2f} times as fast for {'it' if count == 1 else 'them'}"
+    return f"{got} got contiguous (NCHW) input; {faster}: model.to(memory_format=torch.channels_last), and its input"
+
+
+def _last_problem(module: Any, state: LayerState, layout: str = "") -> _C.ConvProblem | None:
+    """The convolution of that call, or the same in another layout; of a transposed layer the one whose input gradient
+    it was."""
     shape = state.last_input_shape
     if shape is None or not state.last_kind:
         return None
-    layout, dtype, accuracy = state.last_kind
+    ran_in, dtype, accuracy = state.last_kind
     geometry, kernel = _geometry(module), _kernel(module)
     (n, c, h, w), k = shape, module.weight.shape[0]
     if module.transposed:
@@ -135,5 +160,5 @@ def _last_problem(module: Any, state: LayerState) -> _C.ConvProblem | None:
     return _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=kernel[0], s=kernel[1], stride=tuple(geometry.stride),
         padding=tuple(geometry.padding), dilation=tuple(geometry.dilation), groups=geometry.groups, dtype=dtype,
-        precision=accuracy, layout=layout, **state.limits._asdict(),
+        precision=accuracy, layout=layout or ran_in, **state.limits._asdict(),
     )  # fmt: skip

@@ -128,6 +128,18 @@ class SwapReport:
         """How many convolutions the model has, each counted once."""
         return len(self.rows)
 
+    @property
+    def ours(self) -> int | None:
+        """In how many an algorithm of fastconv's own ran last; None before the first eager call."""
+        ran = [row.algorithm for row in self.rows if row.last_input_shape is not None]
+        return sum(not selection.is_librarys(algorithm) for algorithm in ran if algorithm) if ran else None
+
+    @property
+    def advice(self) -> str:
+        """What channels_last is expected to spare the layers that were called in NCHW; empty: nothing."""
+        layers = ((row._module(), row._state()) for row in self.rows)
+        return serving.layout_advice((module, state) for module, state in layers if module and state)
+
     def undo(self) -> None:
         """Makes the swapped layers PyTorch's again. What is gone, or was undone before, is left alone.
 
@@ -158,7 +170,10 @@ class SwapReport:
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as JSON text, also written to `path` if one is given."""
-        head = {"swapped": self.swapped, "total": self.total, "dry_run": self.dry_run, "undone": self.undone}
+        head = {
+            "swapped": self.swapped, "total": self.total, "dry_run": self.dry_run, "undone": self.undone,
+            "ours": self.ours, "advice": self.advice,
+        }  # fmt: skip
         return json_text(head | {"rows": [row.to_dict() for row in self.rows]}, path)
 
     def table(self, passes: Sequence[str] = ("forward",)) -> str:
@@ -171,6 +186,8 @@ class SwapReport:
         before = sum(row.reason_code == "already_swapped" for row in self.rows)
         if before:
             title += f", {before} already swapped"
+        if self.ours is not None:
+            title += f"; an algorithm of fastconv's own ran in {self.ours}"
         rows = []
         for row in self.rows:
             padding = row.padding if isinstance(row.padding, str) else by(row.padding)
@@ -183,7 +200,7 @@ class SwapReport:
             rows.append(cells + [_outcome(row) if pass_ == "forward" else row.choice(pass_) or "-" for pass_ in passes])
         headers = ["layer", "kind", "weight", "stride", "padding", "dilation", "groups", "dtype", "device"]
         headers += ["algorithm" if pass_ == "forward" else pass_ for pass_ in passes]
-        return "\n".join([title, *plain_table(headers, rows)])
+        return "\n".join([title, *filter(None, [self.advice]), *plain_table(headers, rows)])
 
     def __str__(self) -> str:
         return self.table()

@@ -38,6 +38,7 @@ from fastconv.rewrites.convolution import Call, Left, Pool, Record, Taken, Upsam
 from fastconv.rewrites.editor import Editor, Spelled, spelled
 from fastconv.rewrites.patterns import EPILOGUE, POOL, UPSAMPLING
 from fastconv.rewrites.report import RewriteReport
+from fastconv.serving import layout_advice
 
 __all__ = ["FusedModule", "fuse"]
 
@@ -58,7 +59,10 @@ class FusedModule(fx.GraphModule):
             modules |= {name: getattr(modules[name], "_wide", None) or modules[name] for name in lowered.wide}
         found = [_as_it_ran(record, modules.get(record.name), around.get(record.name)) for record in self._found]
         norms = {record.name for record in found if isinstance(record, Left)} & (lowered.norms if lowered else set())
-        return RewriteReport([[*(r for r in found if r.name not in norms), *concatenations]])
+        report = RewriteReport([[*(r for r in found if r.name not in norms), *concatenations]])
+        layers = (modules.get(record.name) for record in found if isinstance(record, Taken))
+        report.advice = layout_advice((layer, layer._fastconv) for layer in layers if isinstance(layer, Layer))
+        return report
 
     def recompile(self) -> Any:
         """Of torch.fx: makes forward of the graph. Calls that `Lowerings` serves have code of their own."""

@@ -20,7 +20,6 @@ from fastconv.rewrites.convolution import (
     channels_around,
     is_channels_last,
     is_in_class,
-    is_librarys,
     is_like_output,
     is_static,
     plan_of,
@@ -29,6 +28,7 @@ from fastconv.rewrites.convolution import (
 from fastconv.rewrites.editor import Editor, is_written, read, spelled, value_of
 from fastconv.rewrites.folding import double, rounded
 from fastconv.rewrites.patterns import NORM_ACTIVATIONS, Match, Rewrite, emit_activation, first_output, never
+from fastconv.selection import is_librarys
 
 aten = torch.ops.aten
 

@@ -27,12 +27,12 @@ from fastconv.rewrites.convolution import (
     call_of,
     is_aligned,
     is_channels_last,
-    is_librarys,
     is_static,
     plan_of,
 )
 from fastconv.rewrites.editor import Editor, is_written, read, spelled, value_of
 from fastconv.rewrites.patterns import ACTIVATIONS
+from fastconv.selection import is_librarys
 
 aten = torch.ops.aten
 

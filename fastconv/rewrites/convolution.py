@@ -15,7 +15,6 @@ from fastconv.reports import by
 from fastconv.rewrites.editor import Obstacle, hint_of, read, value_of
 
 aten = torch.ops.aten
-_LIBRARY = {row["name"] for row in _C.algorithms() if row["family"] == "library"}
 
 
 @dataclass(frozen=True)
@@ -293,10 +292,6 @@ def activates_inside(call: Call) -> bool:
 def is_channels_last(call: Call) -> bool:
     """Whether the operator computes in that format: only there are ranges of channels ranges."""
     return ops.format_of(value_of(call.input), value_of(call.weight)) == torch.channels_last
-
-
-def is_librarys(algorithm: str) -> bool:
-    return algorithm in _LIBRARY
 
 
 def is_static(node: Any) -> bool:

@@ -68,6 +68,7 @@ class RewriteReport:
     def __init__(self, graphs: Iterable[list[Record] | None] = ()) -> None:
         self.graphs = list(graphs)  # None: its code came from Inductor's cache, and nothing was asked
         self.following = 0  # graphs of inference that fold and pack their weights in every call
+        self.advice = ""  # of `fuse`: what channels_last is expected to spare the layers that were called in NCHW
 
     def _records(self, kind: type[_Kind]) -> list[_Kind]:
         return [record for graph in self.graphs for record in graph or () if isinstance(record, kind)]
@@ -162,7 +163,8 @@ class RewriteReport:
         """The report as JSON text, also written to `path` if one is given."""
         document = {
             "graphs": len(self.graphs), "cached": self.cached, "total": self.total, "ours": self.ours,
-            "fused": self.fused, "expected_us": self.expected_us, "left": self.left,
+            "fused": self.fused, "expected_us": self.expected_us, "advice": self.advice,
+            "left": self.left,
             "pools": self.pools, "upsamplings": self.upsamplings, "group_norms": self.group_norms,
             "concatenations": self.concatenations,
             "rows": [asdict(row) | {"count": row.count} for row in self.rows],
@@ -183,6 +185,8 @@ class RewriteReport:
             us = self.expected_us
             ours = f"{us['convolutions']:.0f} us in fastconv's convolutions, {us['epilogues']:.0f} us in what is fused"
             lines.append(f"expected: {ours} with them, {us['pytorch']:.0f} us in PyTorch's")
+        if self.advice:
+            lines.append(self.advice)
         for code, kinds in self.left.items():
             lines.append(f"left apart [{code}]: {', '.join(f'{count} {what}' for what, count in kinds.items())}")
         if self.pools:
