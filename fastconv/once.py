@@ -22,9 +22,14 @@ wanted: bool | None = settings.measure  # None: until a call asks, `is_unknown` 
 _seen: set[tuple[Any, ...]] = set()
 
 
-def is_unknown() -> bool:
-    """Whether the cost model has no constants for this CPU."""
-    return ops.device_info(torch.device("cpu")).instruction_set == _C.InstructionSet.generic
+def is_unknown(device: torch.device) -> bool:
+    """Whether the cost model has no constants for it: a CPU with neither AVX2 nor AVX-512, or a GPU that the table in
+    csrc/core/device_info.cpp does not have."""
+    info = ops.device_info(device)
+    if device.type == "cpu":
+        return info.instruction_set == _C.InstructionSet.generic
+    _C.set_rates(info, 0.0, 0.0)  # a row's own, whatever the clocks; of no row, shares of them
+    return info.bandwidth_bytes_per_s == 0.0
 
 
 def see(
@@ -34,7 +39,7 @@ def see(
     `key`: of `fastconv.eager`."""
     global wanted
     if wanted is None:
-        wanted = is_unknown()
+        wanted = is_unknown(torch.device("cpu"))
     *_, output_padding = key
     if not wanted or key[0] != "auto" or not x.is_cpu or output_padding is not None:
         return

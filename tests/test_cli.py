@@ -1,9 +1,11 @@
 """The command line: exit codes, messages, JSON."""
 
+import dataclasses
 import json
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from typer.testing import CliRunner
 
 import fastconv
 from benchmarks.harness import results
-from fastconv import cli
+from fastconv import _C, cli, ops
 
 run = CliRunner().invoke
 SMALL = ["--network", "resnet18", "--device", "cpu", "--batch", "1", "--image", "32"]
@@ -54,11 +56,55 @@ def test_explain(tmp_path):
     assert "direct" in result.stdout
 
 
+ENDS = {
+    "--bias": {"bias": True}, "--residual": {"residual": True}, "--activation silu": {"activation": "silu"},
+    "--residual --residual-after": {"residual": True, "residual_after": True}, "--max-pool": {"max_pool": True},
+    "--pass backward_input": {"pass_": "backward_input"}, "--pass backward_weight": {"pass_": "backward_weight"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", ENDS)
+def test_explain_of_other_passes_and_of_what_goes_with_a_convolution(options, tmp_path):
+    path = tmp_path / "explain.json"
+    result = run(cli.app, ["explain", "--device", "cpu", *options.split(), "--json", str(path)])
+    assert result.exit_code == 0, said(result)
+    found, expected = json.loads(path.read_text()), explained(**ENDS[options])
+    assert found == json.loads(json.dumps(expected))
+    assert expected != explained()
+
+
+def explained(**arguments):
+    return dataclasses.asdict(fastconv.explain((1, 64, 56, 56), (64, 64, 3, 3), 1, 1, device="cpu", **arguments))
+
+
+@pytest.mark.parametrize(("name", "is_known"), [("NVIDIA H200", True), ("NVIDIA L40S", False)])
+def test_info_offers_to_measure_a_gpu_of_which_nothing_is_known(name, is_known, monkeypatch, tmp_path):
+    def device_info(device):
+        info = _C.h200_device()
+        info.name = name
+        return info
+
+    properties = SimpleNamespace(name=name, major=9, minor=0, total_memory=48 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(_C, "built_with_cuda", True)
+    monkeypatch.setattr(ops, "device_info", device_info)
+    path = tmp_path / "info.json"
+    result = run(cli.app, ["info", "--json", str(path)])
+    assert result.exit_code == 0, said(result)
+    assert [gpu["has_own_rates"] for gpu in json.loads(path.read_text())["gpus"]] == [is_known]
+    assert ("not measured: costs are a generic GPU's" in said(result)) is not is_known
+    assert ("`fastconv tune --device cuda:0` measures" in said(result)) is not is_known
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["explain", "--c", "10", "--groups", "3"], "groups is 3; expected a divisor of c = 10"),
         (["explain", "--h", "1", "--r", "5", "--padding", "0"], "smaller than the kernel"),
+        (["explain", "--pass", "backward"], "pass_ is 'backward'; expected one of forward, backward_input"),
+        (["explain", "--activation", "tanh"], "activation is 'tanh'; expected None or one of"),
         (["demo", "--network", "lenet"], "network is 'lenet'; expected all, or some of vgg16"),
         (["demo", *SMALL, "--device", "tpu"], "device is 'tpu'"),
         (["demo", *SMALL, "--device", "cuda:99"], "device is 'cuda:99'"),

@@ -31,7 +31,7 @@ def timed(monkeypatch):
     monkeypatch.setattr(timing, "once", lambda call, device: (call(), 1.0))  # nobody is hopeless
     monkeypatch.setattr(once, "_seen", set())
     monkeypatch.setattr(once, "wanted", None)
-    monkeypatch.setattr(once, "is_unknown", lambda: True)
+    monkeypatch.setattr(once, "is_unknown", lambda device: True)
     return found
 
 
@@ -86,7 +86,7 @@ def test_what_is_not_measured(timed, monkeypatch):
         with pytest.raises(RuntimeError, match="channels"):
             layer()(x[:, :3])
         once.wanted = None
-        monkeypatch.setattr(once, "is_unknown", lambda: False)
+        monkeypatch.setattr(once, "is_unknown", lambda device: False)
         conv = layer()
         conv(x)
         assert once.wanted is False
@@ -140,4 +140,4 @@ def test_a_cpu_is_unknown_without_vectors(monkeypatch):
     for name in ("generic", "avx2", "avx512"):
         cpu = _C.cpu_device(1, getattr(_C.InstructionSet, name))
         monkeypatch.setattr(once.ops, "device_info", lambda _, cpu=cpu: cpu)
-        assert once.is_unknown() == (name == "generic")
+        assert once.is_unknown(torch.device("cpu")) == (name == "generic")

@@ -10,15 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fastconv.cli import bench, trace, tune
+from fastconv.cli import bench, explain, trace, tune
 from fastconv.cli.support import (
     BatchOption,
     Commands,
     DeviceOption,
     ImageOption,
     JsonOption,
-    MaxErrorOption,
-    MaxWorkspaceOption,
     NetworkOption,
     Precision,
     PrecisionOption,
@@ -67,7 +65,7 @@ def gather_info() -> dict[str, Any]:
     import torch
 
     import fastconv
-    from fastconv import _C, built, measured, ops
+    from fastconv import _C, built, measured, once, ops
 
     cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None
     gpus = []
@@ -82,6 +80,7 @@ def gather_info() -> dict[str, Any]:
                 "has_kernels": planned is not None and planned.has_kernels,
                 # Lower than its own where the build lacks 90a, or FASTCONV_MAX_COMPUTE_CAPABILITY says so.
                 "kernels_of": None if planned is None else planned.compute_capability,
+                "has_own_rates": planned is not None and not once.is_unknown(torch.device("cuda", index)),
             }
         )
     if not _C.built_with_cuda:
@@ -128,10 +127,14 @@ def info(json_path: JsonOption = None) -> None:
     facts.add_row("cudnn", str(found["cudnn"] or "none loaded"))
     build = found["build"]
     facts.add_row("gpu code", f"{build['architectures']}, by {build['compiler']}" if build["with_cuda"] else "none")
-    for gpu in found["gpus"]:
+    for index, gpu in enumerate(found["gpus"]):
         own, used = int(gpu["compute_capability"].replace(".", "")), gpu["kernels_of"]
         kernels = "" if used in (None, own) else f", kernels of sm_{used}"
         facts.add_row("gpu", f"{gpu['name']}, sm_{own}{kernels}, {gpu['memory_gib']} GiB")
+        if gpu["has_kernels"] and not gpu["has_own_rates"]:
+            offer = f"`fastconv tune --device cuda:{index}` measures the layers of four networks"
+            yours = "`fastconv.tune(model, input)` those of yours"
+            facts.add_row("", f"not measured: costs are a generic GPU's; {offer}, {yours}")
     for device, state in found["usable"].items():
         facts.add_row(device, "usable" if state["ok"] else f"not usable: {state['reason']}")
     choices = ", ".join(f"{count} on {device}" for device, count in found["measured"]["choices"].items())
@@ -180,50 +183,7 @@ def demo(
         raise fail(f"{len(bad)} of {len(passes)} passes failed")
 
 
-@app.command()
-def explain(
-    n: Annotated[int, typer.Option(min=0, help="Batch.")] = 1,
-    c: Annotated[int, typer.Option(min=0, help="Input channels.")] = 64,
-    h: Annotated[int, typer.Option(min=0, help="Input height.")] = 56,
-    w: Annotated[int | None, typer.Option(min=0, help="Input width; default h.")] = None,
-    k: Annotated[int | None, typer.Option(min=0, help="Output channels; default c.")] = None,
-    r: Annotated[int, typer.Option(min=1, help="Kernel height.")] = 3,
-    s: Annotated[int | None, typer.Option(min=1, help="Kernel width; default r.")] = None,
-    stride: Annotated[int, typer.Option(min=1)] = 1,
-    padding: Annotated[int | None, typer.Option(min=0, help="Default r // 2.")] = None,
-    dilation: Annotated[int, typer.Option(min=1)] = 1,
-    groups: Annotated[int, typer.Option(min=1)] = 1,
-    precision: PrecisionOption = Precision.fp32,
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="NHWC in memory.")] = False,
-    max_error: MaxErrorOption = None,
-    max_workspace: MaxWorkspaceOption = None,
-    device: DeviceOption = "auto",
-    json_path: JsonOption = None,
-) -> None:
-    """Every algorithm on one convolution: fits or why not, estimated cost, and the choice."""
-    import fastconv
-    from fastconv.models.compare import CLASS_DTYPE, precision_of
-
-    if c % groups:
-        raise ValueError(f"groups is {groups}; expected a divisor of c = {c}")
-    explanation = fastconv.explain(
-        (n, c, h, w if w is not None else h),
-        (k if k is not None else c, c // groups, r, s or r),
-        stride=stride,
-        padding=r // 2 if padding is None else padding,
-        dilation=dilation,
-        groups=groups,
-        dtype=CLASS_DTYPE[precision.value],
-        device=None if device == "auto" else device,
-        precision=precision_of(precision.value),
-        layout="nhwc" if channels_last else "nchw",
-        max_error=max_error,
-        max_workspace=max_workspace,
-    )
-    console.print(str(explanation), markup=False, highlight=False)
-    write_json(json_path, dataclasses.asdict(explanation))
-
-
+app.command()(explain.explain)
 app.command()(tune.tune)
 app.command()(trace.trace)
 app.command(**bench.SETTINGS)(bench.bench)
