@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from fastconv import ops
+from fastconv.ops.geometry import Options
 
 aten = torch.ops.aten
 
@@ -237,21 +238,17 @@ def _register_lowerings() -> None:
 
     def conv2d(
         input: Any, weight: Any, bias: Any, residual: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
-        algorithm: str, precision: str, activation: str, slope: float, flags: int, max_error: float | None = None,
-        max_workspace: int | None = None, residual_after: bool = False, max_pool: bool = False,
+        *options: Any, **last: Any,
     ) -> Any:  # fmt: skip
         sizes = [*stride, *padding, *dilation, groups]
-        rest = (flags, residual_after, max_pool, max_error, max_workspace)
-        settings = ops.compiled_settings(sizes, algorithm, precision, activation, slope, *rest)
-        return plain(input, weight, bias, residual, settings)
+        return plain(input, weight, bias, residual, ops.compiled_settings(sizes, Options(*options, **last)))
 
     def conv2d_packed(
         input: Any, packed: Any, shape: Any, bias: Any, residual: Any, stride: Any, padding: Any, dilation: Any,
-        groups: Any, channels_last: bool, algorithm: str, precision: str, activation: str, slope: float,
-        residual_after: bool = False, max_pool: bool = False,
+        groups: Any, channels_last: bool, *options: Any, **last: Any,
     ) -> Any:  # fmt: skip
         sizes = [*shape, *stride, *padding, *dilation, groups]
-        settings = ops.compiled_settings(sizes, algorithm, precision, activation, slope, 0, residual_after, max_pool)
+        settings = ops.compiled_settings(sizes, Options.of_packed(*options, **last))
         return packing(input, packed, bias, residual, channels_last, settings)
 
     # Code that another version of these operators was lowered to must not come out of a cache on disk, whose keys know

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastconv import _C, measured, ops, selection, settings, timing
 from fastconv.ops import autograd, gradients, transposed
-from fastconv.ops.geometry import Geometry
+from fastconv.ops.geometry import Geometry, Options
 from fastconv.reports import json_text, plain_table
 
 __all__ = ["Convolution", "TuneReport", "TuneRow", "tune"]
@@ -168,16 +168,17 @@ _TRANSPOSED_PASSES = _SAME_PASSES | {"forward": "backward_input", "backward_inpu
 
 def _convolution_of(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Any, padding: Any, dilation: Any,
-    groups: int, algorithm: str, precision: str, activation: str, slope: float, flags: int, *options: Any,
+    groups: int, *options: Any,
 ) -> tuple[Convolution | None, dict[str, str]]:  # fmt: skip
-    """Of a call of the operator; None if there is nothing to compute. `options`: without those that are the default."""
-    limits, after, max_pool = ops.options(*options)
+    """Of a call of the operator; None if there is nothing to compute."""
+    asked = Options(*options)
     if 0 in (*x.shape, *weight.shape):
         return None, {}
     found = Convolution(
         x.device, x.dtype, tuple(x.shape), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), groups,
-        precision, ops.format_of(x), ops.format_of(weight), bias is not None, residual is not None, activation, slope,
-        *limits, after, max_pool, flags,
+        asked.precision, ops.format_of(x), ops.format_of(weight), bias is not None, residual is not None,
+        asked.activation, asked.negative_slope, asked.max_error, asked.max_workspace, asked.residual_after,
+        asked.max_pool, asked.backend_flags,
     )  # fmt: skip
     return found, _SAME_PASSES
 

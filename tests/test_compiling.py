@@ -20,6 +20,7 @@ from torch import nn
 
 import fastconv
 from fastconv import ops
+from fastconv.ops.geometry import Options
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 ROOT = Path(__file__).resolve().parent.parent
@@ -97,6 +98,7 @@ def test_frozen(inductor_cache):
 @pytest.mark.parametrize("frozen", [False, True])
 def test_code_calls_operators_without_a_formula_for_gradients(frozen):
     """Which for both of them is Python's, and would run in every call."""
+    torch._dynamo.reset()  # after other sizes of the same code a size would be dynamic
     model = network()
     compiled = fastconv.compile(model, algorithm="winograd_f2", frozen=frozen)
     x = torch.randn(2, 3, 8, 8)
@@ -226,8 +228,8 @@ def test_settings_of_compiled_calls_are_one_text() -> None:
     x, w = torch.randn(2, 4, 7, 8), torch.randn(8, 4, 3, 3)
     geometry = [1, 1, 1, 1, 1, 1, 1]
     for slope, max_error in ((0.01, None), (1 / 3, 3.5)):
-        limits = max_error, 1 << 40
-        text = ops.compiled_settings(geometry, "im2col_gemm", "fp32", "leaky_relu", slope, 4, False, True, *limits)
+        asked = Options("im2col_gemm", "fp32", "leaky_relu", slope, 4, max_error, 1 << 40, max_pool=True)
+        text = ops.compiled_settings(geometry, asked)
         y = ops.conv2d_compiled_op(x, w, None, None, text)
         z = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
         exact = torch.nn.functional.max_pool2d(torch.nn.functional.leaky_relu(z, slope), 2)

@@ -19,6 +19,7 @@ from torch._prims_common import suggest_memory_format
 from fastconv import _C, built, failures, settings
 from fastconv.failures import UnsupportedError as UnsupportedError
 from fastconv.ops import plain
+from fastconv.ops.geometry import Options
 
 with built.loading(built.OPERATORS.name):
     torch.ops.load_library(built.OPERATORS)
@@ -89,27 +90,12 @@ def _raise_translated(operator: Callable[..., Any], error: RuntimeError, args: t
         raise failures.UnseenError(str(failure)) from None
 
 
-def options(
-    max_error: float | None = None, max_workspace: int | None = None, residual_after: bool = False,
-    max_pool: bool = False,
-) -> tuple[settings.Limits, bool, bool]:  # fmt: skip
-    """The last arguments of `conv2d`, which PyTorch leaves out where they are the default."""
-    return settings.Limits(max_error, max_workspace), residual_after, max_pool
-
-
-def compiled_settings(
-    sizes: Sequence[int], algorithm: str, precision: str, activation: str, slope: float, flags: int,
-    residual_after: bool, max_pool: bool, max_error: float | None = None, max_workspace: int | None = None,
-) -> str:  # fmt: skip
+def compiled_settings(sizes: Sequence[int], asked: Options) -> str:
     """The last argument of `conv2d_compiled` and `conv2d_packed_compiled` (csrc/ops/operators.cpp). sizes: stride,
     padding and dilation, each for height and width, and groups; of a packed weight behind its shape."""
-    values = algorithm, precision, activation, float(slope), flags, int(residual_after), int(max_pool)
-    return " ".join(map(str, (*values, max_error, max_workspace, *map(int, sizes))))
-
-
-def packed_options(residual_after: bool = False, max_pool: bool = False) -> tuple[bool, bool]:
-    """The last arguments of `conv2d_packed`, likewise."""
-    return residual_after, max_pool
+    *values, max_error, max_workspace, after, max_pool = asked._replace(negative_slope=float(asked.negative_slope))
+    values += [int(after), int(max_pool), max_error, max_workspace, *map(int, sizes)]
+    return " ".join(map(str, values))
 
 
 def choose(algorithm: str, problem: _C.ConvProblem, device: _C.DeviceInfo) -> dict[str, Any]:

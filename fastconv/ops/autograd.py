@@ -20,7 +20,7 @@ from torch.autograd import forward_ad
 
 from fastconv import failures, ops, settings
 from fastconv.ops import autocast, fake, gradients, norms, plain, scatter  # noqa: F401  (four register themselves)
-from fastconv.ops.geometry import Geometry, from_operator
+from fastconv.ops.geometry import Geometry, Options, from_operator
 from fastconv.tensors import is_plain, is_without_pixels
 
 aten = torch.ops.aten
@@ -112,24 +112,26 @@ def _output_tells_gradient(activation: str, slope: float) -> bool:
     return activation in ("relu", "relu6", "sigmoid") or (activation == "leaky_relu" and slope > 0)
 
 
-def _epilogue_setup(ctx: Any, residual: int, residual_after: bool) -> None:
+def _epilogue_setup(ctx: Any, residual: int, has_residual: bool) -> None:
     """`residual`: its place among the inputs. after: it is behind an activation, which its gradient does not go
     through, and whose value the output does not tell. masks: a gradient goes through the activation. recompute: by the
-    activation's argument, which is computed again, as it is for a max-pool, ctx.max_pool."""
-    ctx.after = residual_after and ctx.activation != "none"
+    activation's argument, which is computed again, as it is for a max-pool."""
+    asked: Options = ctx.asked
+    ctx.after = has_residual and asked.residual_after and asked.activation != "none"
     through = any(needed for i, needed in enumerate(ctx.needs_input_grad) if not (ctx.after and i == residual))
-    ctx.masks = ctx.activation != "none" and through
-    unknown = ctx.masks and (ctx.after or not _output_tells_gradient(ctx.activation, ctx.slope))
-    ctx.recompute = unknown or (ctx.max_pool and through)
+    ctx.masks = asked.activation != "none" and through
+    unknown = ctx.masks and (ctx.after or not _output_tells_gradient(asked.activation, asked.negative_slope))
+    ctx.recompute = unknown or (asked.max_pool and through)
 
 
 def _epilogue_gradient(ctx: Any, grad: Tensor, saved: Tensor) -> Tensor:
     """The gradient of the activation's argument. saved: that, if it was computed again, or the output."""
-    if ctx.max_pool:
-        y = saved if ctx.activation == "none" else plain.activate(saved, ctx.activation, ctx.slope)
+    activation, slope = ctx.asked[2:4]
+    if ctx.asked.max_pool:
+        y = saved if activation == "none" else plain.activate(saved, activation, slope)
         _, indices = torch.nn.functional.max_pool2d(y, 2, return_indices=True)
         grad = aten.max_pool2d_with_indices_backward(grad, y, [2, 2], [2, 2], [0, 0], [1, 1], False, indices)
-    return _activation_gradient(grad, saved, ctx.activation, ctx.slope, not ctx.recompute) if ctx.masks else grad
+    return _activation_gradient(grad, saved, activation, slope, not ctx.recompute) if ctx.masks else grad
 
 
 # conv2d --------------------------------------------------------------------------------------------------------------
@@ -137,9 +139,8 @@ def _epilogue_gradient(ctx: Any, grad: Tensor, saved: Tensor) -> Tensor:
 
 def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, weight, bias, residual, *ctx.geometry = inputs[:8]
-    ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, ctx.flags, *options = inputs[8:]
-    ctx.limits, after, ctx.max_pool = ops.options(*options)
-    _epilogue_setup(ctx, 3, after and residual is not None)
+    ctx.asked = Options(*inputs[8:])
+    _epilogue_setup(ctx, 3, residual is not None)
     ctx.sizes = input.shape, weight.shape
     needs_input, needs_weight = ctx.needs_input_grad[:2]
     ctx.save_for_backward(
@@ -153,12 +154,9 @@ def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     input, weight, bias, residual, output = ctx.saved_tensors
-    shared = (*ctx.geometry, ctx.algorithm, ctx.precision, ctx.flags, *ctx.limits)
+    shared = (*ctx.geometry, *ctx.asked.of_gradients)
     if ctx.recompute:
-        output = conv2d(
-            input, weight, bias, residual, *ctx.geometry, ctx.algorithm, ctx.precision, "none", 0.0, ctx.flags,
-            *ctx.limits,
-        )  # fmt: skip
+        output = conv2d(input, weight, bias, residual, *ctx.geometry, *ctx.asked.bare)
     whole, grad = grad, _epilogue_gradient(ctx, grad, output)
     needs = ctx.needs_input_grad
     return (
@@ -227,9 +225,8 @@ def _plain_weight_gradient(
 
 def _conv2d_packed_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     input, packed, ctx.weight_shape, bias, residual, *ctx.geometry = inputs[:9]
-    ctx.channels_last, ctx.algorithm, ctx.precision, ctx.activation, ctx.slope, *options = inputs[9:]
-    after, ctx.max_pool = ops.packed_options(*options)
-    _epilogue_setup(ctx, 4, after and residual is not None)
+    ctx.channels_last, ctx.asked = inputs[9], Options.of_packed(*inputs[10:])
+    _epilogue_setup(ctx, 4, residual is not None)
     ctx.input_size = input.shape
     ctx.save_for_backward(
         input if ctx.recompute else None,
@@ -258,20 +255,17 @@ def unpack_weight(
 
 def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     input, packed, bias, residual, output = ctx.saved_tensors
+    algorithm, precision = ctx.asked[:2]
+    of_packing = ctx.channels_last, algorithm, precision
     if ctx.recompute:
-        output = conv2d_packed(
-            input, packed, ctx.weight_shape, bias, residual, *ctx.geometry, ctx.channels_last, ctx.algorithm,
-            ctx.precision, "none", 0.0,
-        )  # fmt: skip
+        output = conv2d_packed(input, packed, ctx.weight_shape, bias, residual, *ctx.geometry, *of_packing, "none", 0.0)
     whole, grad = grad, _epilogue_gradient(ctx, grad, output)
     needs = ctx.needs_input_grad
     grad_input = None
     if needs[0]:
-        weight = unpack_weight(
-            packed, ctx.weight_shape, ctx.geometry[3], grad.dtype, ctx.channels_last, ctx.algorithm, ctx.precision
-        )
+        weight = unpack_weight(packed, ctx.weight_shape, ctx.geometry[3], grad.dtype, *of_packing)
         grad_input = input_gradient(
-            grad, weight, ctx.input_size, *ctx.geometry, "auto", ctx.precision, settings.switches.backend_flags,
+            grad, weight, ctx.input_size, *ctx.geometry, "auto", precision, settings.switches.backend_flags,
             *settings.resolve_limits(None, None, "auto"),
         )  # fmt: skip
     return (
@@ -338,23 +332,22 @@ def _vmap_pool(
 
 
 def _vmap_conv2d(info, in_dims, *args):  # type: ignore[no-untyped-def]
-    input, weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest = args
+    input, weight, bias, residual, stride, padding, dilation, groups, *options = args
     x_dim, w_dim, b_dim, r_dim = in_dims[:4]
-    size = info.batch_size
-    limits, after, max_pool = ops.options(*rest[4:])
-    if max_pool:
-        return _vmap_pool(_vmap_conv2d, info, in_dims, (*args[:13], *limits, after))
-    if b_dim is not None and residual is not None and after:
-        bare = (input, weight, bias, None, *args[4:13])
-        y, dim = _vmap_conv2d(info, (x_dim, w_dim, b_dim, None), *bare, *limits)
+    size, asked = info.batch_size, Options(*options)
+    if asked.max_pool:
+        return _vmap_pool(_vmap_conv2d, info, in_dims, (*args[:8], *asked._replace(max_pool=False)))
+    if b_dim is not None and residual is not None and asked.residual_after:
+        summed = (input, weight, bias, None, *args[4:8], *asked._replace(residual_after=False))
+        y, dim = _vmap_conv2d(info, (x_dim, w_dim, b_dim, None), *summed)
         return y.movedim(dim, 0) + _batched(residual, r_dim, size), 0
     if w_dim is None:
         x = _batched(input, x_dim, size)
         shape = [x.shape[1], weight.shape[0], *ops.output_size(x.shape, weight.shape, stride, padding, dilation)]
         bias, residual = _fold_epilogue(size, bias, b_dim, residual, r_dim, shape)
-        y = conv2d(x.flatten(0, 1), weight, bias, residual, stride, padding, dilation, groups, algorithm, *rest)
+        y = conv2d(x.flatten(0, 1), weight, bias, residual, stride, padding, dilation, groups, *asked)
         return y.reshape(size, *shape), 0
-    if algorithm not in ("auto", "torch"):  # asked for by name: more groups may be more than it can do
+    if asked.algorithm not in ("auto", "torch"):  # asked for by name: more groups may be more than it can do
         return _loop(conv2d, info, in_dims, args)
     filters = _batched(weight, w_dim, size)
     k = filters.shape[1]
@@ -366,7 +359,7 @@ def _vmap_conv2d(info, in_dims, *args):  # type: ignore[no-untyped-def]
         bias = _batched(bias, b_dim, size).flatten()
     if residual is not None:
         residual = _into_channels(_batched(residual, r_dim, size))
-    y = conv2d(x, filters.flatten(0, 1), bias, residual, stride, padding, dilation, groups, algorithm, *rest)
+    y = conv2d(x, filters.flatten(0, 1), bias, residual, stride, padding, dilation, groups, *asked)
     return y.unflatten(1, (size, k)), 1
 
 
@@ -396,11 +389,10 @@ def _vmap_conv2d_packed(info, in_dims, *args):  # type: ignore[no-untyped-def]
     input, packed, weight_shape, bias, residual, stride, padding, dilation, *rest = args
     if in_dims[1] is not None:
         return _loop(conv2d_packed, info, in_dims, args)
-    size = info.batch_size
-    after, max_pool = ops.packed_options(*rest[6:])
-    if max_pool:
-        return _vmap_pool(_vmap_conv2d_packed, info, in_dims, (*args[:14], after))
-    if in_dims[3] is not None and residual is not None and after:
+    size, asked = info.batch_size, Options.of_packed(*rest[2:])
+    if asked.max_pool:
+        return _vmap_pool(_vmap_conv2d_packed, info, in_dims, (*args[:14], asked.residual_after))
+    if in_dims[3] is not None and residual is not None and asked.residual_after:
         y, _ = _vmap_conv2d_packed(info, (*in_dims[:4], None), *args[:4], None, *args[5:14])
         return y + _batched(residual, in_dims[4], size), 0
     x = _batched(input, in_dims[0], size)
@@ -417,8 +409,7 @@ def _vmap_pack_weight(info, in_dims, *args):  # type: ignore[no-untyped-def]
 
 # activation(conv(input [N, C, H, W], weight [K, C/groups, R, S]) + bias [K] + residual [N, K, P, Q]), or the residual
 # behind the activation, or of each 2 x 2 the largest: input, weight, bias, residual, stride, padding, dilation, groups,
-# algorithm, precision, activation, slope, flags, max_error=None, max_workspace=None, residual_after=False,
-# max_pool=False.
+# and `Options`.
 conv2d = _differentiable(ops.conv2d_op, _conv2d_setup, _conv2d_backward, _vmap_conv2d, plain.conv2d)
 input_gradient = _differentiable(
     ops.input_gradient_op, _gradient_setup, _input_gradient_backward, _vmap_input_gradient, _plain_input_gradient

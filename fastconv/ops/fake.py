@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastconv import ops
-from fastconv.ops.geometry import Geometry
+from fastconv.ops.geometry import Geometry, Options
 
 
 def _fake_conv2d(
@@ -91,8 +91,7 @@ def _split(values: Sequence[Any]) -> Geometry:
 
 @torch.library.register_fake(ops.conv2d_op, lib=ops.library)
 def _(input, weight, bias, residual, *rest):  # type: ignore[no-untyped-def]
-    _, _, max_pool = ops.options(*rest[9:])
-    return _fake_of_weight(input, weight, bias, residual, Geometry(*rest[:4]), max_pool)
+    return _fake_of_weight(input, weight, bias, residual, Geometry(*rest[:4]), Options(*rest[4:]).max_pool)
 
 
 def _fake_of_weight(
@@ -110,8 +109,7 @@ def _fake_of_weight(
 def _(input, packed, weight_shape, bias, residual, stride, padding, dilation, groups, channels_last, *rest):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else ops.format_of(input)
     geometry = Geometry(stride, padding, dilation, groups)
-    _, max_pool = ops.packed_options(*rest[4:])
-    return _fake_conv2d(input, weight_shape, bias, residual, geometry, max_pool, memory_format)
+    return _fake_conv2d(input, weight_shape, bias, residual, geometry, Options.of_packed(*rest).max_pool, memory_format)
 
 
 @torch.library.register_fake(ops.pack_weight_op, lib=ops.library)

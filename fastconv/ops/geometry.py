@@ -1,4 +1,4 @@
-"""How a filter goes over its input."""
+"""How a filter goes over its input, and what else is asked of a convolution."""
 
 from __future__ import annotations
 
@@ -19,6 +19,37 @@ class Geometry(NamedTuple):
     padding: Sequence[int]
     dilation: Sequence[int]
     groups: int
+
+
+class Options(NamedTuple):
+    """What `conv2d` takes behind the geometry, in its order. PyTorch leaves out last ones that are the default."""
+
+    algorithm: str
+    precision: str
+    activation: str
+    negative_slope: float
+    backend_flags: int
+    max_error: float | None = None
+    max_workspace: int | None = None
+    residual_after: bool = False
+    max_pool: bool = False
+
+    @classmethod
+    def of_packed(
+        cls, algorithm: str, precision: str, activation: str, slope: float, *last: bool, **named: bool
+    ) -> Options:
+        """What `conv2d_packed` takes: neither PyTorch's switches nor limits."""
+        return cls(algorithm, precision, activation, slope, 0, None, None, *last, **named)
+
+    @property
+    def bare(self) -> Options:
+        """Of the convolution alone."""
+        return self._replace(activation="none", residual_after=False, max_pool=False)
+
+    @property
+    def of_gradients(self) -> tuple[Any, ...]:
+        """What its gradients take."""
+        return self.algorithm, self.precision, self.backend_flags, self.max_error, self.max_workspace
 
 
 def from_operator(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

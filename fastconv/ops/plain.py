@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastconv import settings
-from fastconv.ops.geometry import Geometry
+from fastconv.ops.geometry import Geometry, Options
 
 aten = torch.ops.aten
 
@@ -24,17 +24,16 @@ def is_of_class(tensor: Tensor, precision: str) -> bool:
 
 def conv2d(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, stride: Sequence[int],
-    padding: Sequence[int], dilation: Sequence[int], groups: int, algorithm: str, precision: str, activation: str,
-    slope: float, flags: int, max_error: Any = None, max_workspace: Any = None, residual_after: bool = False,
-    max_pool: bool = False,
+    padding: Sequence[int], dilation: Sequence[int], groups: int, *options: Any,
 ) -> Tensor:  # fmt: skip
-    """The operator `conv2d`. `algorithm` and limits are its, and say nothing here."""
+    """The operator `conv2d`. An algorithm and limits say nothing here."""
+    asked = Options(*options)
     y = aten._convolution(
-        input, weight, bias, stride, padding, dilation, False, [0, 0], groups, *settings.unpack_flags(flags),
-        precision == "tf32",
+        input, weight, bias, stride, padding, dilation, False, [0, 0], groups,
+        *settings.unpack_flags(asked.backend_flags), asked.precision == "tf32",
     )  # fmt: skip
-    y = epilogue(y, residual, activation, slope, residual_after)
-    return pooled(y) if max_pool else y
+    y = epilogue(y, residual, asked.activation, asked.negative_slope, asked.residual_after)
+    return pooled(y) if asked.max_pool else y
 
 
 def epilogue(y: Tensor, residual: Tensor | None, activation: str, slope: float, residual_after: bool = False) -> Tensor:
