@@ -361,6 +361,7 @@ PYBIND11_MODULE(_C, module) {
       .def_readonly("max_pool", &ConvProblem::max_pool)
       .def_property_readonly("direct_flops", &ConvProblem::direct_flops)
       .def_property_readonly("compulsory_bytes", &ConvProblem::compulsory_bytes)
+      .def_property_readonly("has_plain_epilogue", &ConvProblem::has_plain_epilogue)
       .def_property_readonly("accuracy", [](const ConvProblem& problem) { return name_of(problem.accuracy); })
       .def("__eq__", [](const ConvProblem& a, const ConvProblem& b) { return a == b; })
       .def("__hash__", [](const ConvProblem& problem) { return hash_value(problem); })

@@ -79,7 +79,9 @@ struct ConvProblem {
   }
   constexpr bool has_residual() const { return residual != Residual::none; }
   // Bias and an activation that is one of comparisons: what kernels with few registers have code of its own for.
-  constexpr bool has_plain_epilogue() const { return !has_residual() && activation != Activation::silu; }
+  constexpr bool has_plain_epilogue() const {
+    return !has_residual() && activation != Activation::silu && !is_gated(activation);
+  }
   // Bytes that any algorithm must move: input, weight, residual read once, output written once.
   double compulsory_bytes() const;
 
