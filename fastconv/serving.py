@@ -121,7 +121,8 @@ def gradient(module: Any, state: LayerState, pass_: str) -> str | None:
 
 
 def _last_problem(module: Any, state: LayerState) -> _C.ConvProblem | None:
-    """The convolution of that call; of a transposed layer the one whose input gradient it was."""
+    """The convolution of that call; of a transposed layer the one whose input gradient it was, and which packs in the
+    call where it is the gradient."""
     shape = state.last_input_shape
     if shape is None or not state.last_kind:
         return None
@@ -135,5 +136,5 @@ def _last_problem(module: Any, state: LayerState) -> _C.ConvProblem | None:
     return _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=kernel[0], s=kernel[1], stride=tuple(geometry.stride),
         padding=tuple(geometry.padding), dilation=tuple(geometry.dilation), groups=geometry.groups, dtype=dtype,
-        precision=accuracy, layout=layout, **state.limits._asdict(),
+        precision=accuracy, layout=layout, packs=module.transposed, **state.limits._asdict(),
     )  # fmt: skip

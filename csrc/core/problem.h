@@ -56,6 +56,8 @@ struct ConvProblem {
   bool max_pool = false;
   bool input_affine = false;
   Activation input_activation = Activation::none;  // none, relu, relu6 or silu; none without input_affine
+  // The weight is packed in the call, which is a part of its time; else it was packed before.
+  bool packs = false;
   // In NHWC x and y may be ranges of channels of larger tensors: how many channels those have, the elements from one
   // pixel to the next. 0: they are tensors of their own. A residual lies as y does; with a max-pool y is its own.
   std::int64_t x_channels = 0, y_channels = 0;

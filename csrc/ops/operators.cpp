@@ -50,6 +50,7 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, Conv
            const Arguments& arguments, const Around& around = {}) {
   const DeviceInfo& device = device_of(input);
   if (problem.layout == Layout::nhwc) problem.x_channels = channels_around(input);
+  problem.packs = weight != nullptr;
   const std::shared_ptr<const Candidate> chosen = choose_cached<choose>(arguments.algorithm, problem, device);
   remember(chosen, problem.accuracy);
   const Candidate& choice = *chosen;
