@@ -48,8 +48,8 @@ def test_the_problem_and_its_explanation_say_so():
     assert costs[1]["direct"] == costs[0]["direct"]
 
 
-# What rows say of packing on a CPU is of before it was written anew (docs/log/134-packing-in-the-call.md): half of it,
-# and less, by now. Those of an H100 have the clearing of what is packed in it, which calls do not do.
+# What rows say of packing on a CPU is of before it was written anew, sixteen filters at a time: half of it, and less,
+# by now. Those of an H100 have the clearing of what is packed in it, which calls do not do.
 @pytest.mark.parametrize(
     ("file", "share", "rows", "as_packed_before"),
     [
