@@ -119,6 +119,7 @@ def explain(
     activation: str | None = None,
     residual_after: bool = False,
     max_pool: bool = False,
+    packs: bool = False,
 ) -> Explanation:
     """Every algorithm for one convolution: whether it fits or why not, its expected error, its estimated cost, and the
     choice of `auto`.
@@ -139,6 +140,9 @@ def explain(
         bias, residual, activation, residual_after, max_pool: what is computed with the convolution. Ours do it in their
             epilogue; PyTorch's takes a pass over the output for each. So does the max-pool of an algorithm whose
             configuration ends in "then max-pool".
+        packs: the weight is packed in the call, as in a training step and in compiled code that is not frozen; the
+            costs of algorithms that pack have that in them. False: it was packed before. An input gradient always
+            packs.
 
     Raises TypeError, ValueError or RuntimeError for shapes and values that no convolution has, UnsupportedError if
     FASTCONV_ALGORITHM names an algorithm that does not fit."""
@@ -151,7 +155,9 @@ def explain(
     groups = integer("groups", groups)
     if c != c_per_group * groups:
         raise ValueError(f"x_shape has C = {c} channels; expected w_shape[1] * groups = {c_per_group * groups}")
-    flags: dict[str, Any] = {"bias": bias, "residual": residual, "residual_after": residual_after, "max_pool": max_pool}
+    flags: dict[str, Any] = {
+        "bias": bias, "residual": residual, "residual_after": residual_after, "max_pool": max_pool, "packs": packs,
+    }  # fmt: skip
     for name, flag in flags.items():
         settings.check_flag(name, flag)
     strides, dilations = pair("stride", stride), pair("dilation", dilation)

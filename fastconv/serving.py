@@ -146,7 +146,7 @@ def layout_advice(layers: Iterable[tuple[Any, LayerState]]) -> str:
 
 def _last_problem(module: Any, state: LayerState, layout: str = "") -> _C.ConvProblem | None:
     """The convolution of that call, or the same in another layout; of a transposed layer the one whose input gradient
-    it was."""
+    it was, and which packs in the call where it is the gradient."""
     shape = state.last_input_shape
     if shape is None or not state.last_kind:
         return None
@@ -160,5 +160,5 @@ def _last_problem(module: Any, state: LayerState, layout: str = "") -> _C.ConvPr
     return _C.ConvProblem(
         n=n, c=c, h=h, w=w, k=k, r=kernel[0], s=kernel[1], stride=tuple(geometry.stride),
         padding=tuple(geometry.padding), dilation=tuple(geometry.dilation), groups=geometry.groups, dtype=dtype,
-        precision=accuracy, layout=layout or ran_in, **state.limits._asdict(),
+        precision=accuracy, layout=layout or ran_in, packs=module.transposed, **state.limits._asdict(),
     )  # fmt: skip

@@ -72,7 +72,7 @@ class Convolution:
         return _C.ConvProblem(
             n, c, h, w, k, r, s, self.stride, self.padding, self.dilation, self.groups, ops.dtype_name(self.dtype),
             self.precision, "nhwc" if channels_last else "nchw", self.bias, self.residual, self.activation,
-            self.max_error, self.max_workspace, self.residual_after, self.max_pool,
+            self.max_error, self.max_workspace, self.residual_after, self.max_pool, packs=self.trained,
         )  # fmt: skip
 
     def contenders(self, algorithms: Iterable[str], failures: dict[str, str]) -> dict[str, Callable[[], Tensor]]:

@@ -334,7 +334,7 @@ def test_errors_name_the_argument():
         assert layer._convolve_around(case.input, None, out, *(*arguments, "none")[:3]) is None
     for wrong, text in [
         (out[:, :3], r"out has shape \[2, 3, 3, 4\]; expected \[2, 4, 3, 4\]"),
-        (out.double(), "out and input differ in dtype"),
+        (out.double(), "out is float64; expected input's float32"),
     ]:
         with pytest.raises(RuntimeError, match=text):
             into(wrong, case, "direct", "fp32")

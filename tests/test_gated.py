@@ -46,6 +46,15 @@ def test_they_are_known_by_name():
         fastconv.conv2d(x, w, activation="swish")
 
 
+def test_a_plain_end_is_one_of_comparisons():
+    for name in ("none", *settings.ACTIVATIONS):
+        plain = name not in ("silu", *GATED)
+        assert problem(DENSE, activation=name).has_plain_epilogue == plain
+        assert not problem(DENSE, activation=name, residual=True).has_plain_epilogue
+        # Of a gated activation the kernels see nothing: it is a pass behind a plain end.
+        assert ("plain end" in plan("winograd_f4", DENSE, "fp32", activation=name)["config"]) == (name != "silu")
+
+
 @pytest.mark.parametrize("activation", GATED)
 def test_kernels_of_half_types_end_with_them(activation):
     """1x1 and depthwise layers, and dense ones, as they do with ReLU; a ReLU's plan costs the same."""

@@ -62,7 +62,7 @@ def test_a_call_like_the_last_one_is_not_resolved_again(monkeypatch: pytest.Monk
         ({"bias": 1}, TypeError, "bias is a int"),
         ({"input": [1]}, TypeError, "input is a list"),
         ({"input": torch.zeros(2, 3, 7, 6)}, RuntimeError, "channels"),
-        ({"input": torch.zeros(2, 4, 7, 6).half()}, RuntimeError, "dtype"),
+        ({"input": torch.zeros(2, 4, 7, 6).half()}, RuntimeError, "float16"),
     ],
 )
 def test_a_mistake_behind_a_call_that_was_right(wrong: dict, error: type[Exception], text: str) -> None:

@@ -33,6 +33,7 @@ def always_f4(monkeypatch):
     monkeypatch.setattr(settings, "cache_dir", "")
     problems = [_C.ConvProblem(**SIZES, layout=layout, bias=False) for layout in ("nchw", "nhwc")]
     problems += [_C.ConvProblem(**SIZES, layout=layout, activation="relu") for layout in ("nchw", "nhwc")]
+    problems += [_C.ConvProblem(**SIZES, layout=layout, packs=True) for layout in ("nchw", "nhwc")]
     name = measured.device_name(CPU)
     ops.set_measured({(name, repr(problem), "forward"): "winograd_f4" for problem in problems})
     yield

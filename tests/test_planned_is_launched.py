@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import compress
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,49 @@ def tile_filters(kernel: str) -> int | None:
     return None
 
 
+# What a template's arguments say, in the words of the configuration: a kernel's name, these words of its arguments, and
+# where the configuration has them.
+SELECTED: list[tuple[str, Callable[..., str], str]] = [
+    (
+        r"winograd_staged::gemm::.*StationaryOperand<\([^()]*\)(\d), (?:\([^()]*\))?(\d+)>",
+        lambda stationary, n: ("U stays", f"V stays, {n} filters", "U in stages")[int(stationary)],
+        r"U stays|V stays, \d+ filters|U in stages",
+    ),
+    (
+        r"winograd_staged::.*input_transform_groups<\d, (\w+)>",
+        lambda vectors: f"channels by {4 if vectors == 'true' else 1}",
+        r"channels by \d",
+    ),
+    (r"winograd_staged::.*input_transform_nhwc<.*, (\d)>", "channels by {}".format, r"channels by \d"),
+    (
+        r"winograd_staged::.*output_transform_nhwc<\w+, \d, (\d), \w+, (\w+), \w+, (\w+), (\w+)>",
+        lambda n, *flags: ", ".join(
+            [f"filters by {n}", *compress(("plain end", "M cached", "overlapped"), (flag == "true" for flag in flags))]
+        ),
+        r"filters by \d(?:, plain end)?(?:, M cached)?(?:, overlapped)?",
+    ),
+    (
+        r"direct_tiled::pointwise::.*convolve<\w+, (\w+), (\w+)>",
+        lambda x, weight: "vectors" if x == "true" else "vectors of weights" if weight == "true" else "elements",
+        r"vectors of weights|vectors|elements",
+    ),
+    (
+        r"portable::.*Shape<\w+, (?:\([^()]*\))?\d+, (?:\([^()]*\))?(\d+), (\w+)>",
+        lambda tiles, vector: f"{8 * int(tiles)} filters, {'vectors' if vector == 'true' else 'elements'}",
+        r"\d+ filters(?=, \d+ steps)|vectors|elements",
+    ),
+]
+
+
+def differing(config: str, kernel: str) -> str | None:
+    """What the kernel is compiled for, where the configuration says something else."""
+    for name, words, place in SELECTED:
+        if match := re.search(name, kernel):
+            found = words(*match.groups())
+            return None if found == ", ".join(re.findall(place, config)) else found
+    return None
+
+
 def check(algorithm: str, config: str, reads_nhwc: bool, kernels: list[str]) -> str | None:
     """What is wrong with the kernels that ran for a plan; None if nothing is."""
     own, around = expected(algorithm, config, KERNELS)
@@ -128,6 +172,8 @@ def check(algorithm: str, config: str, reads_nhwc: bool, kernels: list[str]) -> 
         filters = tile_filters(name)
         if filters is not None and "beforehand" not in config and f"{filters} filters" not in config:
             return f"runs a tile of {filters} filters"
+        if found := differing(config, name):
+            return f"runs a kernel of {found}"
     return None
 
 
@@ -328,6 +374,41 @@ SINGLE_TILE = "implicit_gemm::single_tile::convolve<single_tile::Shape<__half, 3
 def test_the_check_sees_another_kernel(algorithm, config, reads_nhwc, kernel, fault):
     found = check(algorithm, config, reads_nhwc, [f"fastconv::algos::{kernel}"])
     assert found is None if fault is None else fault in found
+
+
+STAGED = "winograd_staged::output_transform_nhwc<float, 2, 2, false, true, false, {}, {}>"
+PRODUCT = (
+    "winograd_staged::gemm::multiply<winograd_staged::gemm::StationaryOperand<(winograd_staged::Stationary){}, {}> >"
+)
+POINTWISE = "direct_tiled::pointwise::convolve<true, {}, {}>"
+PORTABLE = "implicit_gemm::portable::convolve<implicit_gemm::portable::Shape<float, 3, {}, {}> >"
+F2 = "F(2x2) 3 x float16 GEMM 16 x 98x128x64 by wgmma, {}, channels by 4, filters by 2, plain end{}, chunks 1"
+
+
+@pytest.mark.parametrize(
+    ("config", "kernel", "found"),
+    [
+        (F2.format("U stays", ", M cached"), STAGED.format("true", "false"), None),
+        (F2.format("U stays", ", M cached, overlapped"), STAGED.format("true", "true"), None),
+        (
+            F2.format("U stays", ", M cached"),
+            STAGED.format("true", "true"),
+            "filters by 2, plain end, M cached, overlapped",
+        ),
+        (F2.format("U stays", ""), STAGED.format("true", "false"), "filters by 2, plain end, M cached"),
+        (F2.format("V stays, 48 filters", ""), PRODUCT.format(1, 48), None),
+        (F2.format("V stays, 64 filters", ""), PRODUCT.format(1, 48), "V stays, 48 filters"),
+        (F2.format("U in stages", ""), PRODUCT.format(0, 64), "U stays"),
+        (F2.format("U stays", ""), "winograd_staged::input_transform_groups<2, false>", "channels by 1"),
+        ("1x1, tile 32 outputs, 9 bytes shared, vectors", POINTWISE.format("true", "true"), None),
+        ("1x1, tile 32 outputs, 9 bytes shared, elements", POINTWISE.format("false", "true"), "vectors of weights"),
+        ("tile 128 outputs, 48 filters, 9 steps of 32, vectors", PORTABLE.format(6, "true"), None),
+        ("tile 128 outputs, 48 filters, 9 steps of 32, vectors", PORTABLE.format(8, "true"), "64 filters, vectors"),
+        ("tile 128 outputs, 48 filters, 9 steps of 32, vectors", PORTABLE.format(6, "false"), "48 filters, elements"),
+    ],
+)
+def test_the_check_sees_another_template(config, kernel, found):
+    assert differing(config, f"void fastconv::algos::{kernel}(int)") == found
 
 
 WGRAD = "void fastconv::algos::implicit_gemm::wgrad"

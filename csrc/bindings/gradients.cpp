@@ -32,7 +32,7 @@ py::dict describe(const WeightGradientChoice& choice) {
   return row;
 }
 
-py::dict describe(const InputGradientChoice& choice, const ConvProblem& problem) {
+py::dict describe(const InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
   py::dict row;
   row["name"] = name_of(choice);
   row["method"] = name_of(choice.method);
@@ -41,7 +41,8 @@ py::dict describe(const InputGradientChoice& choice, const ConvProblem& problem)
   row["reason"] = choice.support.reason;
   row["convolution"] = choice.convolution;
   row["convolutions"] = choice.convolutions;
-  row["different"] = gradient_convolutions(problem, choice.method == InputGradientMethod::together).different;
+  const bool together = choice.method == InputGradientMethod::together;
+  row["different"] = gradient_convolutions(problem, together, device.type).different;
   row["measured"] = choice.measured;
   return row;
 }
@@ -102,7 +103,7 @@ void bind_gradients(py::module_& module) {
       [](const std::string& name, const ConvProblem& problem, const DeviceInfo& device, bool own) {
         return describe(
             own ? choose_own_input_gradient(name, problem, device) : choose_input_gradient(name, problem, device),
-            problem);
+            problem, device);
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"), py::arg("own") = false,
       "How the input gradient of a convolution asked for as `algorithm` is computed; code and reason if by PyTorch. "

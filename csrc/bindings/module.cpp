@@ -30,7 +30,7 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
                          const std::string& layout, bool bias, bool residual, const std::string& activation,
                          std::optional<double> max_error, std::optional<std::int64_t> max_workspace,
                          bool residual_after, bool max_pool, const std::optional<std::string>& input_activation,
-                         std::int64_t x_channels, std::int64_t y_channels) {
+                         std::int64_t x_channels, std::int64_t y_channels, bool packs) {
   ConvProblem problem;
   problem.n = n, problem.c = c, problem.h = h, problem.w = w, problem.k = k, problem.r = r, problem.s = s;
   problem.stride_h = stride.first, problem.stride_w = stride.second;
@@ -45,6 +45,7 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   problem.residual = residual_of(residual, residual_after, problem.activation);
   problem.max_pool = max_pool;
   problem.x_channels = x_channels, problem.y_channels = y_channels;
+  problem.packs = packs;
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw InvalidArgument(message);
   };
@@ -147,6 +148,7 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   row["copies_x"] = candidate.plan.copies_x;
   row["copies_y"] = candidate.plan.copies_y;
   row["cost_us"] = candidate.plan.cost_us;
+  row["packing_us"] = candidate.plan.packing_us;
   // 0: it reads the plain weight.
   row["packed_bytes"] = candidate.support.ok ? candidate.algorithm->packed_weight(problem, device).bytes : 0;
   return row;
@@ -341,7 +343,7 @@ PYBIND11_MODULE(_C, module) {
            py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none",
            py::arg("max_error") = py::none(), py::arg("max_workspace") = py::none(), py::arg("residual_after") = false,
            py::arg("max_pool") = false, py::arg("input_activation") = py::none(), py::arg("x_channels") = 0,
-           py::arg("y_channels") = 0)
+           py::arg("y_channels") = 0, py::arg("packs") = false)
       .def_readonly("n", &ConvProblem::n)
       .def_readonly("c", &ConvProblem::c)
       .def_readonly("h", &ConvProblem::h)
@@ -359,6 +361,7 @@ PYBIND11_MODULE(_C, module) {
       .def_property_readonly("p", &ConvProblem::p)
       .def_property_readonly("q", &ConvProblem::q)
       .def_readonly("max_pool", &ConvProblem::max_pool)
+      .def_property_readonly("has_plain_epilogue", &ConvProblem::has_plain_epilogue)
       .def_property_readonly("direct_flops", &ConvProblem::direct_flops)
       .def_property_readonly("compulsory_bytes", &ConvProblem::compulsory_bytes)
       .def_property_readonly("accuracy", [](const ConvProblem& problem) { return name_of(problem.accuracy); })

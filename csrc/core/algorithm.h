@@ -44,6 +44,7 @@ struct ConvPlan {
   bool norms_apart = false, copies_x = false, copies_y = false;
   // Likewise without a gated activation (is_gated) and a residual after it: passes over y, which must then be dense.
   bool activates_apart = false;
+  double packing_us = 0.0;  // of cost_us: ConvProblem::packs
 };
 
 // How the weight is laid out for an algorithm. bytes == 0: it reads the plain contiguous [K, C/groups, R, S] weight.

@@ -2,6 +2,7 @@
 // share of its sustained rates (DeviceInfo) that a kernel was measured to reach. All in microseconds.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/device_info.h"
@@ -47,6 +48,18 @@ inline double max_pool_us(const ConvProblem& problem, const DeviceInfo& device) 
 // inputs.
 inline double pass_us(double from, double to, const DeviceInfo& device) {
   return launch_us + memory_us(from + to, 0.8, device);
+}
+
+// Packing a weight: a launch that reads it and writes `packed_bytes`, of an algorithm that packs. A CPU's thread comes
+// to a quarter of the memory's rate: what it writes lies in as many places as a tile has values, and was mapped for the
+// call.
+inline double packing_us(const ConvProblem& problem, double packed_bytes, const DeviceInfo& device) {
+  if (packed_bytes == 0.0) return 0.0;
+  const double bytes = static_cast<double>(problem.k * problem.c_per_group() * problem.r * problem.s) *
+                       static_cast<double>(size_of(problem.dtype));
+  return device.type == DeviceType::cuda
+             ? pass_us(bytes, packed_bytes, device)
+             : memory_us(bytes + packed_bytes, 0.25 * std::min(device.processors, 4), device);
 }
 
 // A function of PyTorch's of each element, behind a convolution: `bytes` read and written.

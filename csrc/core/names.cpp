@@ -81,6 +81,7 @@ std::string to_string(const ConvProblem& problem) {
   if (problem.activation != Activation::none) whole += std::string(" + ") + name_of(problem.activation);
   if (problem.residual == Residual::after) whole += " + residual";
   if (problem.max_pool) whole += " + max_pool";
+  if (problem.packs) whole += " packed in the call";
   if (problem.limits.max_error > 0.0) {
     std::snprintf(text, sizeof text, " max_error %.6g", problem.limits.max_error);
     whole += text;

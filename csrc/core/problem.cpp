@@ -69,7 +69,7 @@ std::size_t hash_value(const ConvProblem& problem) {
       static_cast<std::int64_t>(problem.layout) << 16 | static_cast<std::int64_t>(problem.activation) << 24 |
       static_cast<std::int64_t>(problem.has_bias) << 32 | static_cast<std::int64_t>(problem.residual) << 33 |
       static_cast<std::int64_t>(problem.max_pool) << 35 | static_cast<std::int64_t>(problem.input_affine) << 36 |
-      static_cast<std::int64_t>(problem.input_activation) << 37);
+      static_cast<std::int64_t>(problem.input_activation) << 37 | static_cast<std::int64_t>(problem.packs) << 41);
   mix(static_cast<std::int64_t>(std::hash<double>{}(problem.limits.max_error)));
   mix(problem.limits.max_workspace);
   return seed;

@@ -56,6 +56,8 @@ struct ConvProblem {
   bool max_pool = false;
   bool input_affine = false;
   Activation input_activation = Activation::none;  // none, relu, relu6 or silu; none without input_affine
+  // The weight is packed in the call, which is a part of its time; else it was packed before.
+  bool packs = false;
   // In NHWC x and y may be ranges of channels of larger tensors: how many channels those have, the elements from one
   // pixel to the next. 0: they are tensors of their own. A residual lies as y does; with a max-pool y is its own.
   std::int64_t x_channels = 0, y_channels = 0;
@@ -79,7 +81,9 @@ struct ConvProblem {
   }
   constexpr bool has_residual() const { return residual != Residual::none; }
   // Bias and an activation that is one of comparisons: what kernels with few registers have code of its own for.
-  constexpr bool has_plain_epilogue() const { return !has_residual() && activation != Activation::silu; }
+  constexpr bool has_plain_epilogue() const {
+    return !has_residual() && activation != Activation::silu && !is_gated(activation);
+  }
   // Bytes that any algorithm must move: input, weight, residual read once, output written once.
   double compulsory_bytes() const;
 

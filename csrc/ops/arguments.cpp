@@ -153,8 +153,7 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
     FASTCONV_REQUIRE(
         shape_of(*arguments.bias) == IntList(1, problem.k),
         "bias has shape " + to_text(shape_of(*arguments.bias)) + "; expected " + to_text(IntList(1, problem.k)));
-    FASTCONV_REQUIRE(arguments.bias->scalar_type() == input.scalar_type(), "bias and input differ in dtype");
-    require_same_device(input, *arguments.bias, "bias");
+    require_same_kind(input, *arguments.bias, "bias");
   }
   if (arguments.residual) {
     const std::int64_t k = problem.c == 0 ? 0 : problem.k;  // what PyTorch makes of no input channels
@@ -162,8 +161,7 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
     FASTCONV_REQUIRE(shape_of(*arguments.residual) == expected, "residual has shape " +
                                                                     to_text(shape_of(*arguments.residual)) +
                                                                     "; expected the output's " + to_text(expected));
-    FASTCONV_REQUIRE(arguments.residual->scalar_type() == input.scalar_type(), "residual and input differ in dtype");
-    require_same_device(input, *arguments.residual, "residual");
+    require_same_kind(input, *arguments.residual, "residual");
   }
   FASTCONV_REQUIRE(!problem.max_pool || !arguments.residual, "max_pool is True; expected no residual beside it");
   FASTCONV_REQUIRE(
@@ -176,9 +174,40 @@ const DeviceInfo& device_of(const Tensor& tensor) {
   return query_device(tensor.is_cuda() ? DeviceType::cuda : DeviceType::cpu, tensor.get_device_index());
 }
 
+namespace {
+
+std::string name_of_dtype(const Tensor& tensor) {
+  if (tensor.scalar_type() == ScalarType::Double) return "float64";
+  const DType dtype = dtype_of(tensor);
+  return dtype == DType::other ? torch::headeronly::toString(tensor.scalar_type()) : name_of(dtype);
+}
+
+std::string name_of_device(const Tensor& tensor) {
+  return tensor.is_cuda() ? "cuda:" + std::to_string(tensor.get_device_index()) : "cpu";
+}
+
+}  // namespace
+
+std::string mistaken_device(const Tensor& input, const Tensor& other, const std::string& name,
+                            const std::string& input_name) {
+  if (other.is_cuda() == input.is_cuda() && other.get_device_index() == input.get_device_index()) return {};
+  return name + " is on " + name_of_device(other) + "; expected " + input_name + "'s " + name_of_device(input);
+}
+
+std::string mistaken_kind(const Tensor& input, const Tensor& other, const std::string& name,
+                          const std::string& input_name) {
+  if (other.scalar_type() == input.scalar_type()) return mistaken_device(input, other, name, input_name);
+  return name + " is " + name_of_dtype(other) + "; expected " + input_name + "'s " + name_of_dtype(input);
+}
+
 void require_same_device(const Tensor& input, const Tensor& other, const char* name) {
-  FASTCONV_REQUIRE(other.is_cuda() == input.is_cuda() && other.get_device_index() == input.get_device_index(),
-                   std::string(name) + " and input are on different devices");
+  const std::string mistake = mistaken_device(input, other, name);
+  FASTCONV_REQUIRE(mistake.empty(), mistake);
+}
+
+void require_same_kind(const Tensor& input, const Tensor& other, const char* name, const char* input_name) {
+  const std::string mistake = mistaken_kind(input, other, name, input_name);
+  FASTCONV_REQUIRE(mistake.empty(), mistake);
 }
 
 std::optional<torch::stable::accelerator::DeviceGuard> device_guard(const Tensor& tensor) {

@@ -75,7 +75,16 @@ ConvProblem settings_of(const IntList& stride, const IntList& padding, const Int
 ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments);
 
 const DeviceInfo& device_of(const Tensor& tensor);
+
+// Why `other` is not of the dtype and on the device of `input`, or on its device alone; empty if it is. input_name: of
+// operators that call it otherwise.
+std::string mistaken_device(const Tensor& input, const Tensor& other, const std::string& name,
+                            const std::string& input_name = "input");
+std::string mistaken_kind(const Tensor& input, const Tensor& other, const std::string& name,
+                          const std::string& input_name = "input");
+// These throw.
 void require_same_device(const Tensor& input, const Tensor& other, const char* name);
+void require_same_kind(const Tensor& input, const Tensor& other, const char* name, const char* input_name = "input");
 
 // Makes the tensor's device current for the scope, so that launches and allocations go there.
 std::optional<torch::stable::accelerator::DeviceGuard> device_guard(const Tensor& tensor);

@@ -162,8 +162,7 @@ std::string set_around(ConvProblem& problem, const Around& around, const std::op
       const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
       return "out has shape " + to_text(shape_of(*out)) + "; expected " + to_text(expected);
     }
-    if (out->scalar_type() != input.scalar_type()) return "out and input differ in dtype";
-    if (!is_alike(*out, input)) return "out and input are on different devices";
+    if (std::string mistake = mistaken_kind(input, *out, "out"); !mistake.empty()) return mistake;
     if (problem.max_pool) return "max_pool is True; expected no out beside it";
     // Kernels read a residual where they write y: where it does not lie so, y is a tensor of its own.
     const std::int64_t channels = problem.layout == Layout::nhwc ? channels_around(*out) : 0;
@@ -180,9 +179,7 @@ std::string set_around(ConvProblem& problem, const Around& around, const std::op
       return std::string(name) + " has shape " + to_text(shape_of(given)) + "; expected contiguous float32 " +
              to_text(IntList(1, problem.c));
     }
-    if (given.is_cuda() != input.is_cuda() || given.get_device_index() != input.get_device_index()) {
-      return std::string(name) + " and input are on different devices";
-    }
+    if (std::string mistake = mistaken_device(input, given, name); !mistake.empty()) return mistake;
   }
   problem.input_affine = around.scale.has_value();
   if (problem.input_affine && residual) {

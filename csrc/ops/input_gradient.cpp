@@ -31,7 +31,7 @@ Tensor flipped_filter(const Tensor& given, const ConvProblem& problem, const Fli
 Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const GradientPart& rows,
                 const GradientPart& columns, const Tensor& grad, const Tensor& filter,
                 const std::optional<Tensor>& bias, Runtime& runtime, bool admitted) {
-  ConvProblem made = gradient_convolution(problem, rows, columns);
+  ConvProblem made = gradient_convolution(problem, rows, columns, runtime.device().type);
   made.has_bias = bias.has_value();
   const auto choice = choose_cached<choose>(algorithm, made, runtime.device());
   remember(choice, made.accuracy);

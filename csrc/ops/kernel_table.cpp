@@ -1,8 +1,11 @@
 #include "ops/kernel_table.h"
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "core/error.h"
+#include "core/integers.h"
 #include "core/nhwc_operands.h"
 #include "device/flipped_filter.h"
 #include "device/group_norm.h"
@@ -140,6 +143,40 @@ void upsample(const Upsampling& upsampling, const void* x, void* y, Runtime& run
   upsample_on_cuda(upsampling, x, y, runtime);
 }
 
+namespace {
+
+// Of a channel and a tap the filters are equally far apart, in both. Channels that are neighbours in the weight are
+// taken together: each of its cache lines is read once.
+template <typename T>
+void flip_on_cpu(const FlippedFilter& filter, const T* weight, T* flipped, Runtime& runtime) {
+  constexpr std::int64_t block = 16;  // channels
+  const std::int64_t taps = filter.rows.count * filter.columns.count, filters = filter.filters;
+  const std::int64_t line = filters * taps, apart = filter.channels * filter.r * filter.s;
+  const std::int64_t next_tap = filter.channels_last ? filters : 1, next_filter = filter.channels_last ? 1 : taps;
+  if (line == 0) return;
+  const std::int64_t lines = filter.size() / line;
+  struct Move {
+    std::int64_t source, target;  // of the first filter
+  };
+  runtime.parallel_for(0, ceil_div(lines, block), 1, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<Move> moves;
+    for (std::int64_t first = begin * block; first < std::min(end * block, lines); first += block) {
+      moves.clear();
+      for (std::int64_t i = first * taps; i < std::min(first + block, lines) * taps; ++i) {
+        const std::int64_t target = i / taps * line + i % taps * next_tap;
+        moves.push_back({filter.source(target), target});
+      }
+      for (std::int64_t k = 0; k < filters; ++k) {
+        for (const auto& [source, target] : moves) {
+          flipped[target + k * next_filter] = source < 0 ? T(0.0f) : weight[source + k * apart];
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
 void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const void* weight, void* flipped,
                  Runtime& runtime) {
   if (runtime.device().type == DeviceType::cuda) {
@@ -148,13 +185,7 @@ void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const 
     return flip(problem, filter, weight, flipped, runtime);
   }
   dispatch_dtype(problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    runtime.parallel_for(0, filter.size(), 1 << 14, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t source = filter.source(i);
-        static_cast<T*>(flipped)[i] = source < 0 ? T(0.0f) : static_cast<const T*>(weight)[source];
-      }
-    });
+    flip_on_cpu(filter, static_cast<const decltype(zero)*>(weight), static_cast<decltype(zero)*>(flipped), runtime);
   });
 }
 

@@ -16,7 +16,10 @@
 namespace fastconv::ops {
 
 CallMode::CallMode(std::int64_t mode)
-    : frozen((mode & frozen_bit) != 0), trained((mode & trained_bit) != 0), admits_torch((mode & torch_bit) != 0) {
+    : frozen((mode & frozen_bit) != 0),
+      trained((mode & trained_bit) != 0),
+      once(trained),
+      admits_torch((mode & torch_bit) != 0) {
   constexpr std::array classes{AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32};
   accuracy = classes.at(static_cast<std::size_t>(mode & 3));
 }
@@ -50,6 +53,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   std::optional<ConvProblem> problem = problem_of(settings_.problem, input, weight, bias, residual, mode.accuracy);
   if (!problem || !set_around(*problem, around, residual, input).empty()) return std::nullopt;
   if (problem->layout == Layout::nhwc) problem->x_channels = channels_around(input);
+  problem->packs = mode.trained;
   const DeviceInfo& device = device_of(input);
   const auto choice = choose_cached<choose>(settings_.algorithm, *problem, device);
   const Algorithm& algorithm = *choice->algorithm;
@@ -69,7 +73,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   const auto guard = device_guard(input);
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
   std::shared_ptr<Packed> entry;
-  if (mode.trained) {
+  if (mode.once) {
     forget_verified();
   } else if (find_kernels(algorithm, device.type).pack != nullptr) {
     entry = find(algorithm, problem->accuracy, weight);

@@ -34,7 +34,8 @@ struct CallMode {
   static constexpr std::int64_t frozen_bit = 4, torch_bit = 8, trained_bit = 16;
   AccuracyClass accuracy;
   bool frozen;        // the weight will not change
-  bool trained;       // it will before it is used again, so that it is packed for this call alone
+  bool trained;       // it will before it is used again: a call packs it, which is a part of its time
+  bool once;          // it is packed for this call alone: one that is trained, or cannot be kept yet
   bool admits_torch;  // PyTorch's own convolution computes in that class
 
   explicit CallMode(std::int64_t mode);

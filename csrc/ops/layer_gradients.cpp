@@ -87,7 +87,7 @@ Tensor recorded_convolution(const Tensor& input, const Tensor& weight, std::opti
   std::optional<Tensor> y = layer.forward(input, weight, bias, std::nullopt, mode, last_status);
   if (y) return *y;
   if (last_status == CallStatus::pack || last_status == CallStatus::stream) {
-    mode.trained = true;
+    mode.once = true;
     CallStatus status{};
     y = layer.forward(input, weight, bias, std::nullopt, mode, status);
     if (y) return *y;
@@ -135,7 +135,9 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
     if (!by_torch[1]) result[1] = run_weight_gradient(x, y, *choice, *problem);
   }
   if (wanted[0] && transposed) {
-    const auto choice = choose_cached<choose>(algorithm, *problem, device);
+    ConvProblem packing = *problem;
+    packing.packs = true;
+    const auto choice = choose_cached<choose>(algorithm, packing, device);
     by_torch[0] = !is_own(*choice->algorithm);
     if (by_torch[0]) {
       admits();

@@ -50,6 +50,7 @@ Tensor run(const Tensor& input, const Tensor* weight, const Tensor* packed, Conv
            const Arguments& arguments, const Around& around = {}) {
   const DeviceInfo& device = device_of(input);
   if (problem.layout == Layout::nhwc) problem.x_channels = channels_around(input);
+  problem.packs = weight != nullptr;
   const std::shared_ptr<const Candidate> chosen = choose_cached<choose>(arguments.algorithm, problem, device);
   remember(chosen, problem.accuracy);
   const Candidate& choice = *chosen;
@@ -74,8 +75,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, std::optional<Tensor> b
                             residual_after, max_pool};
   const Layout layout = suggests_channels_last(input) || suggests_channels_last(weight) ? Layout::nhwc : Layout::nchw;
   const ConvProblem problem = make_problem(input, shape_of(weight), layout, arguments);
-  FASTCONV_REQUIRE(weight.scalar_type() == input.scalar_type(), "weight and input differ in dtype");
-  require_same_device(input, weight, "weight");
+  require_same_kind(input, weight, "weight");
   const auto guard = device_guard(input);
   return run(input, &weight, nullptr, problem, arguments);
 }

@@ -42,8 +42,7 @@ void require_transposed(const Tensor& input, const Tensor& weight, const std::op
   const IntList x = shape_of(input), w = shape_of(weight);
   FASTCONV_REQUIRE(x.size() == 4, "input has shape " + to_text(x) + "; expected 4 dimensions [N, C, H, W]");
   FASTCONV_REQUIRE(w.size() == 4, "weight has shape " + to_text(w) + "; expected 4 dimensions [C, K/groups, R, S]");
-  FASTCONV_REQUIRE(weight.scalar_type() == input.scalar_type(), "weight and input differ in dtype");
-  require_same_device(input, weight, "weight");
+  require_same_kind(input, weight, "weight");
   require_pair("stride", stride, 1);
   require_pair("padding", padding, 0);
   require_pair("output_padding", output_padding, 0);
@@ -69,8 +68,7 @@ void require_transposed(const Tensor& input, const Tensor& weight, const std::op
   if (!bias) return;
   FASTCONV_REQUIRE(shape_of(*bias) == IntList(1, y[1]),
                    "bias has shape " + to_text(shape_of(*bias)) + "; expected " + to_text(IntList(1, y[1])));
-  FASTCONV_REQUIRE(bias->scalar_type() == input.scalar_type(), "bias and input differ in dtype");
-  require_same_device(input, *bias, "bias");
+  require_same_kind(input, *bias, "bias");
 }
 
 // The operator.

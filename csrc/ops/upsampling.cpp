@@ -62,8 +62,7 @@ Tensor upsample_nearest2d(const Tensor& x, std::int64_t scale_h, std::int64_t sc
 void upsample_nearest2d_into(Tensor out, const Tensor& x, std::int64_t scale_h, std::int64_t scale_w) {
   const IntList shape = checked(x, scale_h, scale_w);
   FASTCONV_REQUIRE(shape_of(out) == shape, "out has shape " + to_text(shape_of(out)) + "; expected " + to_text(shape));
-  FASTCONV_REQUIRE(out.scalar_type() == x.scalar_type(), "out and x differ in dtype");
-  require_same_device(x, out, "out");
+  require_same_kind(x, out, "out", "x");
   const bool is_copy = scale_h == 1 && scale_w == 1;
   const bool copies_twice = is_copy && channels_in_memory(x) == 0;  // first into what the kernel reads
   if (const auto upsampling = upsampling_of(x, scale_h, scale_w, copies_twice ? 0 : channels_in_memory(out))) {

@@ -31,8 +31,7 @@ GradientProblem gradient_problem(const Tensor& input, const Tensor& grad, const 
   const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
   FASTCONV_REQUIRE(shape_of(grad) == expected,
                    "grad has shape " + to_text(shape_of(grad)) + "; expected the output's " + to_text(expected));
-  FASTCONV_REQUIRE(grad.scalar_type() == input.scalar_type(), "grad and input differ in dtype");
-  require_same_device(input, grad, "grad");
+  require_same_kind(input, grad, "grad");
   result.choice = choose_cached<choose_weight_gradient>(algorithm, problem, device_of(input));
   return result;
 }

@@ -34,7 +34,8 @@ GradientPart GradientDimension::together() const {
   return {{last - first + 1, stride, padding - first * stride, stride}, 1, pad, pad + first, rows};
 }
 
-ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart& rows, const GradientPart& columns) {
+ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart& rows, const GradientPart& columns,
+                                 DeviceType device) {
   ConvProblem made = problem;
   made.c = problem.k, made.k = rows.taps.residues * columns.taps.residues * problem.c;
   made.h = problem.p(), made.w = problem.q();
@@ -42,6 +43,7 @@ ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart&
   made.stride_h = made.stride_w = 1, made.dilation_h = rows.dilation, made.dilation_w = columns.dilation;
   made.pad_h = rows.padding, made.pad_w = columns.padding;
   made.has_bias = false, made.residual = Residual::none, made.activation = Activation::none, made.max_pool = false;
+  made.packs = device == DeviceType::cpu;
   return made;
 }
 
@@ -69,14 +71,14 @@ struct Phases {
 
 }  // namespace
 
-GradientConvolutions gradient_convolutions(const ConvProblem& problem, bool together) {
+GradientConvolutions gradient_convolutions(const ConvProblem& problem, bool together, DeviceType device) {
   const auto h = GradientDimension::height(problem), w = GradientDimension::width(problem);
-  if (together) return {{gradient_convolution(problem, h.together(), w.together())}, 1};
+  if (together) return {{gradient_convolution(problem, h.together(), w.together(), device)}, 1};
   const Phases rows(h), columns(w);
   GradientConvolutions made{{}, rows.count * columns.count};
   for (const GradientPart& row : rows.different) {
     for (const GradientPart& column : columns.different) {
-      made.different.push_back(gradient_convolution(problem, row, column));
+      made.different.push_back(gradient_convolution(problem, row, column, device));
     }
   }
   return made;

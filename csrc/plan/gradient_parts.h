@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/device_info.h"
 #include "core/flipped_taps.h"
 #include "core/problem.h"
 
@@ -33,14 +34,16 @@ struct GradientDimension {
   GradientPart together() const;
 };
 
-// The convolution of two parts. problem: the forward one, whose class, layout and limits it has.
-ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart& rows, const GradientPart& columns);
+// The convolution of two parts. problem: the forward one, whose class, layout and limits it has. On a CPU it packs its
+// filter, which is flipped in the call; on a GPU that was measured with the flipping, and is a part of what this takes.
+ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart& rows, const GradientPart& columns,
+                                 DeviceType device);
 
 // The convolutions of a gradient: one for all phases together, or one for each that has taps.
 struct GradientConvolutions {
   std::vector<ConvProblem> different;  // the one with the most taps first
   int count = 0;                       // of all
 };
-GradientConvolutions gradient_convolutions(const ConvProblem& problem, bool together);
+GradientConvolutions gradient_convolutions(const ConvProblem& problem, bool together, DeviceType device);
 
 }  // namespace fastconv

@@ -157,6 +157,8 @@ constexpr double awaited_us = 300.0;
 
 bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const DeviceInfo& device,
                       std::optional<Pass> without) {
+  ConvProblem trained = problem;  // its weight is another one in the next call
+  trained.packs = true;
   const Algorithm& torch = algos::torch::algorithm;
   double gain_us = 0.0;
   bool is_torch = true, is_measured = false;
@@ -166,7 +168,7 @@ bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const
   const WeightGradientChoice weight = choose_weight_gradient(name, problem, device);
   count(weight.algorithm != nullptr, weight.measured, weight.gain_us);
   if (without != Pass::forward) {
-    const Candidate forward = choose(name, problem, device);
+    const Candidate forward = choose(name, trained, device);
     count(forward.algorithm != &torch, forward.measured, torch.plan(problem, device).cost_us - forward.plan.cost_us);
   }
   if (without != Pass::backward_input) {
@@ -174,9 +176,10 @@ bool is_left_to_torch(const std::string& name, const ConvProblem& problem, const
     count(input.method != InputGradientMethod::torch, input.measured, input.gain_us);
   }
   if (is_torch) return true;
-  // A CPU's costs leave PyTorch's input gradient out. What was measured is not to be weighed by an estimate.
-  if (name != "auto" || device.type != DeviceType::cuda || is_measured) return false;
+  // What was measured is not to be weighed by an estimate.
+  if (name != "auto" || is_measured) return false;
   if (gain_us < way_us) return true;
+  if (device.type == DeviceType::cpu) return false;
   double torch_us = algos::torch::weight_gradient.plan(problem, device).cost_us;
   if (without != Pass::forward) torch_us += torch.plan(problem, device).cost_us;
   if (without != Pass::backward_input) torch_us += torch_input_gradient_us(problem, device);

@@ -62,7 +62,7 @@ struct InputGradientChoice {
   int convolutions = 1;
   std::string algorithm = "auto";  // of the convolutions; "auto": of each its own choice
   bool measured = false;
-  double gain_us = 0.0;  // of convolutions of ours on CUDA: estimated, over PyTorch's
+  double gain_us = 0.0;  // of convolutions of ours: estimated, over PyTorch's
 };
 
 // As measured choices have it: "torch", PyTorch's gradient, or method and algorithm: "phases winograd_fused",
@@ -70,8 +70,8 @@ struct InputGradientChoice {
 std::string name_of(const InputGradientChoice& choice);
 
 // `name` as above: a name of ours asks for our convolutions, of whatever algorithm is the fastest. `auto` takes what
-// was measured, else our convolutions where they are estimated to be faster on CUDA (docs/log/115-gradient-choices.md),
-// and with stride 1 on the CPU.
+// was measured, else our convolutions where they are estimated to be faster (docs/log/115-gradient-choices.md), on the
+// CPU of stride 1 alone.
 InputGradientChoice choose_input_gradient(const std::string& name, const ConvProblem& problem,
                                           const DeviceInfo& device);
 

@@ -40,11 +40,12 @@ bool is_few_filters(const ConvProblem& problem) {
   return problem.dtype == DType::f32 && problem.r == 3 && is_for_few_filters(gradient);
 }
 
-// What flipping the filter and packing it takes of each call: launches, and passes over the filter far from the
-// memory's rate. Measured on an H200.
+// What flipping the filter takes of each call. On a GPU with packing it: launches, and passes over the filter far from
+// the memory's rate, measured on an H200. On a CPU as long as packing it does.
 double flipping_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double bytes = static_cast<double>(problem.k * problem.c_per_group() * problem.r * problem.s) *
                        static_cast<double>(size_of(problem.dtype));
+  if (device.type == DeviceType::cpu) return packing_us(problem, bytes, device);
   return problem.r * problem.s == 1 ? 5.0 + memory_us(7.0 * bytes, 1.0, device)
                                     : 8.0 + memory_us(14.0 * bytes, 1.0, device);
 }
@@ -132,7 +133,8 @@ InputGradientChoice by_convolutions(const std::string& name, InputGradientMethod
                                     const DeviceInfo& device) {
   InputGradientChoice choice{InputGradientMethod::torch, input_gradient_support(name, problem, device), problem};
   if (!choice.support.ok) return choice;
-  const GradientConvolutions made = gradient_convolutions(problem, method == InputGradientMethod::together);
+  const GradientConvolutions made =
+      gradient_convolutions(problem, method == InputGradientMethod::together, device.type);
   choice.convolutions = made.count;
   if (made.count == 0) {
     choice.support = Support::no("empty", "the filter reaches padding alone");
@@ -146,8 +148,7 @@ InputGradientChoice by_convolutions(const std::string& name, InputGradientMethod
 InputGradientChoice choose_by_cost(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
   const auto method = is_together(problem) ? InputGradientMethod::together : InputGradientMethod::phases;
   InputGradientChoice choice = by_convolutions(name, method, problem, device);
-  const bool asks = name == "auto" && device.type == DeviceType::cuda && choice.support.ok;
-  if (asks && torch_is_faster(choice, problem, device)) {
+  if (name == "auto" && choice.support.ok && torch_is_faster(choice, problem, device)) {
     choice.method = InputGradientMethod::torch;
     choice.support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
   }
@@ -221,7 +222,7 @@ std::vector<InputGradientCandidate> input_gradients(const ConvProblem& problem, 
     if (together && !may_be_together(problem)) continue;
     const InputGradientChoice choice = by_convolutions("implicit_gemm", method, problem, device);  // any name of ours
     if (!choice.support.ok) break;
-    const std::vector<ConvProblem> convolutions = gradient_convolutions(problem, together).different;
+    const std::vector<ConvProblem> convolutions = gradient_convolutions(problem, together, device.type).different;
     for (const Algorithm* algorithm : algorithms()) {
       found.push_back(evaluate(choice, algorithm->name, convolutions, problem, device));
     }
@@ -246,7 +247,7 @@ InputGradientChoice choose_input_gradient_by_cost(const ConvProblem& problem, co
   InputGradientChoice choice = choose_by_cost("auto", problem, device);
   if (choice.method != InputGradientMethod::torch) {
     const bool together = choice.method == InputGradientMethod::together;
-    choice.algorithm = own_choices(gradient_convolutions(problem, together).different, device);
+    choice.algorithm = own_choices(gradient_convolutions(problem, together, device.type).different, device);
   }
   return choice;
 }

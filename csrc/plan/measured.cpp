@@ -22,7 +22,7 @@ constexpr std::array pass_names{"forward", "backward_input", "backward_weight"};
 
 ConvProblem without_epilogue(const ConvProblem& problem) {
   ConvProblem bare = without_ranges(without_affine(without_pool(problem)));
-  bare.residual = Residual::none, bare.activation = Activation::none;
+  bare.residual = Residual::none, bare.activation = Activation::none, bare.packs = false;
   return bare;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -181,6 +182,12 @@ ConvPlan with_passes(ConvPlan plan, const ConvPlan& apart, const ConvProblem& as
   return plan;
 }
 
+ConvPlan with_packing(ConvPlan plan, const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
+  plan.packing_us = packing_us(problem, static_cast<double>(algorithm.packed_weight(problem, device).bytes), device);
+  plan.cost_us += plan.packing_us;
+  return plan;
+}
+
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device, ConvPlan apart) {
   Candidate candidate{&algorithm, Support::yes(), {}};
   const bool pools_apart = apart.pools_apart = asked.max_pool && (apart.activates_apart || !algorithm.abilities.pool);
@@ -193,6 +200,7 @@ Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const D
   if (candidate.support.ok) {
     if (!empty) candidate.plan = with_layout(algorithm.plan(problem, device), problem, device);
     candidate.plan = with_passes(std::move(candidate.plan), apart, asked, device);
+    if (problem.packs && !empty) candidate.plan = with_packing(std::move(candidate.plan), algorithm, problem, device);
     if (pools_apart) candidate.plan = with_pool(std::move(candidate.plan), asked, device);
     if (!is_library(algorithm)) candidate.support = within_workspace(algorithm.name, candidate.plan, problem);
   }
@@ -242,6 +250,21 @@ std::vector<Candidate> candidates(const ConvProblem& problem, const DeviceInfo& 
   return all;
 }
 
+namespace {
+
+std::optional<Candidate> measured_choice(const std::string& name, const ConvProblem& problem,
+                                         const DeviceInfo& device) {
+  for (const Algorithm* algorithm : algorithms()) {
+    if (name != algorithm->name) continue;
+    Candidate candidate = evaluate(*algorithm, problem, device);
+    candidate.measured = true;
+    if (candidate.auto_eligible) return candidate;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 Candidate choose(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
   if (name != "auto") {
     Candidate candidate = evaluate(find_algorithm(name), problem, device);
@@ -256,12 +279,13 @@ Candidate choose(const std::string& name, const ConvProblem& problem, const Devi
     }
     return candidate;
   }
-  const std::string measured = find_measured(Pass::forward, problem, device);
-  for (const Algorithm* algorithm : algorithms()) {
-    if (measured != algorithm->name) continue;
-    Candidate candidate = evaluate(*algorithm, problem, device);
-    candidate.measured = true;
-    if (candidate.auto_eligible) return candidate;
+  ConvProblem other = problem;
+  other.packs = !problem.packs;
+  for (const ConvProblem& asked : {problem, other}) {
+    std::optional<Candidate> found = measured_choice(find_measured(Pass::forward, asked, device), problem, device);
+    // What was measured of packed weights holds where packing is next to nothing.
+    const bool holds = !found || asked.packs || !problem.packs || found->plan.packing_us <= 0.05 * found->plan.cost_us;
+    if (found && holds) return *std::move(found);
   }
   return choose_by_cost(problem, device);
 }

@@ -49,13 +49,18 @@ def _fake_conv2d(
         check(tensor.dim() == len(expected), f"{name} has shape {list(tensor.shape)}; expected {expected}")
         for size, wanted in zip(tensor.shape, expected, strict=True):
             check(size == wanted, f"{name} has shape {list(tensor.shape)}; expected {expected}")
-        check(tensor.dtype == input.dtype, f"{name} and input differ in dtype")
+        check(tensor.dtype == input.dtype, _mistaken_dtype(name, tensor, input))
     if max_pool:
         check(residual is None, "max_pool is True; expected no residual beside it")
         for size in (p, q):
             check(size >= 2, f"max_pool is True of an output of {[p, q]}; expected at least [2, 2]")
         shape[2:] = p // 2, q // 2
     return torch.empty(shape, dtype=input.dtype, device=input.device, memory_format=memory_format)
+
+
+def _mistaken_dtype(name: str, tensor: Tensor, input: Tensor) -> str:
+    given, expected = (str(value.dtype).removeprefix("torch.") for value in (tensor, input))
+    return f"{name} is {given}; expected input's {expected}"
 
 
 def _read(settings: str) -> tuple[bool, list[int]]:
@@ -82,7 +87,7 @@ def _(out, input, packed, bias, residual, scale, shift, geometry, channels_last,
     memory_format = torch.channels_last if channels_last else ops.format_of(input)
     wanted = _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), False, memory_format).shape
     torch._check(out.shape == wanted, lambda: f"fastconv: out has shape {list(out.shape)}; expected {list(wanted)}")
-    torch._check(out.dtype == input.dtype, lambda: "fastconv: out and input differ in dtype")
+    torch._check(out.dtype == input.dtype, lambda: f"fastconv: {_mistaken_dtype('out', out, input)}")
 
 
 def _split(values: Sequence[Any]) -> Geometry:
@@ -97,7 +102,7 @@ def _(input, weight, bias, residual, *rest):  # type: ignore[no-untyped-def]
 def _fake_of_weight(
     input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, geometry: Geometry, max_pool: bool
 ) -> Tensor:
-    torch._check(weight.dtype == input.dtype, lambda: "fastconv: weight and input differ in dtype")
+    torch._check(weight.dtype == input.dtype, lambda: f"fastconv: {_mistaken_dtype('weight', weight, input)}")
     torch._check(  # a forgotten weight on the meta device brings a call here whose input has values
         weight.device == input.device,
         lambda: f"fastconv: weight is on {weight.device}; expected input's {input.device}",

@@ -37,7 +37,7 @@ def _find_call(node: fx.Node, asked: Asked) -> Match:
     """With what the planner says, which the report tells."""
     call = call_of(node)
     assert call is not None
-    algorithm, obstacle = planned(call)
+    algorithm, obstacle = planned(call, packs=not asked.packed)
     taken = node.meta.get("fastconv")
     if isinstance(taken, Taken):
         taken.algorithm = algorithm

@@ -25,7 +25,7 @@ class Asked:
     precision: str | None = None
     max_error: float | None = None
     max_workspace: int | None = None
-    packed: bool = False  # weights are constants: pack them once
+    packed: bool = False  # weights are constants: pack them once, else in every call
     scatters: bool = False  # and whoever lowers the graph does so in place: convolutions may write ranges of channels
 
     def resolved_algorithm(self) -> str:
@@ -230,10 +230,11 @@ def is_aligned(value: Tensor, *elements: int) -> bool:
 
 
 def problem_of(
-    call: Call, input_activation: str | None = None, x_channels: int | None = None, y_channels: int = 0
-) -> _C.ConvProblem | None:
+    call: Call, input_activation: str | None = None, x_channels: int | None = None, y_channels: int = 0,
+    packs: bool = False,
+) -> _C.ConvProblem | None:  # fmt: skip
     """The problem at the example's sizes; None where a size depends on data. With an `input_activation` a norm and that
-    stand before it. `x_channels`: if not those of the input as it is."""
+    stand before it. `x_channels`: if not those of the input as it is. packs: the weight is packed in every call."""
     x, sizes = value_of(call.input), _sizes(call)
     if sizes is None:
         return None
@@ -246,7 +247,7 @@ def problem_of(
         dilation=tuple(call.dilation), groups=call.groups, dtype=ops.dtype_name(x.dtype), precision=call.precision,
         layout="nhwc" if channels_last else "nchw", bias=call.bias is not None, residual=call.residual is not None,
         activation=call.activation, residual_after=call.residual_after, max_pool=call.max_pool,
-        input_activation=input_activation, x_channels=x_channels, y_channels=y_channels,
+        input_activation=input_activation, x_channels=x_channels, y_channels=y_channels, packs=packs,
         **settings.Limits(call.max_error, call.max_workspace)._asdict(),
     )  # fmt: skip
 
@@ -257,9 +258,9 @@ def plan_of(call: Call, **around: Any) -> dict[str, Any] | None:
     return _choice(call, around)[0]
 
 
-def planned(call: Call) -> tuple[str, Obstacle]:
+def planned(call: Call, packs: bool) -> tuple[str, Obstacle]:
     """The algorithm that the planner takes at the example's sizes, and what keeps the one asked for from it."""
-    row, obstacle = _choice(call, {})
+    row, obstacle = _choice(call, {"packs": packs})
     return (call.algorithm if row is None else str(row["algorithm"])), obstacle
 
 
@@ -275,17 +276,17 @@ def _choice(call: Call, around: dict[str, Any]) -> tuple[dict[str, Any] | None, 
     return (rows["torch"], obstacle) if obstacle is not None else (rows[call.algorithm], ("", ""))
 
 
-def pools_inside(call: Call) -> bool:
+def pools_inside(call: Call, packs: bool) -> bool:
     """Whether what the planner takes for the call does its max-pool in its kernels."""
-    row = plan_of(call)
+    row = plan_of(call, packs=packs)
     return row is not None and row["ok"] and not row["pools_apart"]
 
 
-def activates_inside(call: Call) -> bool:
+def activates_inside(call: Call, packs: bool) -> bool:
     """Whether what the planner takes for the call ends with its activation, and with what stands behind that."""
     if not _C.is_gated(call.activation):
         return True
-    row = plan_of(call)
+    row = plan_of(call, packs=packs)
     return row is not None and row["ok"] and not row["activates_apart"]
 
 

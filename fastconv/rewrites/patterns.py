@@ -218,7 +218,7 @@ def _sum_obstacle(match: Match, asked: Asked) -> Obstacle | None:
         return "residual", "what is added has another shape"
     call = call_of(match.conv)
     assert call is not None
-    if activates_inside(call._replace(residual=match.found["other"], residual_after=True)):
+    if activates_inside(call._replace(residual=match.found["other"], residual_after=True), not asked.packed):
         return None
     return "residual", f"its kernels add nothing behind {call.activation}"
 
@@ -279,7 +279,7 @@ def _activation_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     call = call_of(match.conv)
     assert call is not None
     name = match.found["activation"]
-    if value_of(match.conv) is None or activates_inside(call._replace(activation=name)):
+    if value_of(match.conv) is None or activates_inside(call._replace(activation=name), not asked.packed):
         return None  # a graph without shapes: the layer has a pass follow kernels that do not end with it
     return "activation", f"its kernels do not end with {name}"
 
@@ -318,7 +318,7 @@ def _find_max_pool(node: fx.Node, asked: Asked) -> Match | None:
 def _max_pool_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     call = call_of(match.conv)
     assert call is not None
-    if value_of(match.conv) is None or pools_inside(call._replace(max_pool=True)):
+    if value_of(match.conv) is None or pools_inside(call._replace(max_pool=True), not asked.packed):
         return None  # a graph without shapes: the layer pools behind kernels that have none
     return "max_pool", "its kernels have no max-pool"
 

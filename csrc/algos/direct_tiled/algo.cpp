@@ -91,10 +91,13 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     return plan;
   }
   if (choice.pointwise) {
-    const pointwise::Config& config = *choice.pointwise;
+    const pointwise::Plan& config = *choice.pointwise;
     plan.config = "1x1, tile " + std::to_string(config.pixels()) + " outputs, " + std::to_string(config.filters()) +
                   " filters, " + std::to_string(config.split()) + " blocks a tile, " +
-                  std::to_string(config.shared_bytes) + " bytes shared";
+                  std::to_string(config.shared_bytes) + " bytes shared, " +
+                  (config.vector_x        ? "vectors"
+                   : config.vector_weight ? "vectors of weights"
+                                          : "elements");
     plan.cost_us = config.cost_us;
     return plan;
   }

@@ -16,7 +16,7 @@ using Plan = std::variant<portable::Plan, persistent::Plan, single_tile::Plan, f
 // the weight.
 inline std::size_t few_channels_offset(const ConvProblem& problem, const DeviceInfo& device) {
   if (persistent::is_used(problem, device)) return align_bytes(persistent::make_weights(problem).bytes());
-  return portable::make_plan(problem).packed_bytes(problem.k);
+  return portable::make_weights(problem).packed_bytes(problem.k);
 }
 
 }  // namespace fastconv::algos::implicit_gemm

@@ -76,7 +76,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                 (!config.split && config.shape.packs_columns ? " of packed columns, " : ", ") +
                 std::to_string(config.stages) + " stages of " +
                 std::to_string(config.u_steps / config.stages * channels) + ", " +
-                (config.use_tma ? "boxes" : "elements") +
+                (config.use_tma ? "tensor copies" : "elements") +
                 (config.blocks > 1 ? ", clusters of " + std::to_string(config.blocks) : "") +
                 (config.v_reuse > 1 ? ", v_reuse " + std::to_string(config.v_reuse) : "");
   plan.cost_us = cuda_cost_us(problem, config, device);

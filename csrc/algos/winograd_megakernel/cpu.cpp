@@ -10,30 +10,40 @@ namespace {
 
 constexpr std::chrono::minutes wait_limit{2};  // a healthy wait is one task long: milliseconds on a busy machine
 
+// The transforms of 16 filters at a time, lane by lane, for some channels.
+template <typename T>
+FASTCONV_CPU_CLONES void transform_lanes(const T* filters,  // [count][C][3][3], where `strides` says, `apart` apart
+                                         std::int64_t apart, FilterStrides strides, int count, int channels,
+                                         int padded_channels,
+                                         float* u,  // [36][padded_channels][16], the last ones zero
+                                         std::int64_t point_stride) {
+  using Step = winograd::FilterStep<cpu::tile_outputs>;
+  constexpr int lanes = cpu::filter_lanes, alpha = Step::out;
+  for (int c = 0; c < padded_channels; ++c) {
+    alignas(64) float taps[9 * lanes] = {};  // [3][3][16]
+    alignas(64) float half[alpha * 3 * lanes];
+    for (int lane = 0; lane < (c < channels ? count : 0); ++lane) {
+      const T* filter = filters + lane * apart + c * strides.channel;
+      for (int tap = 0; tap < 9; ++tap) taps[tap * lanes + lane] = to_float(filter[tap * strides.tap]);
+    }
+    winograd::transform_lines<Step>(taps, 3 * lanes, half, 3 * lanes, 3 * lanes);
+    for (int i = 0; i < alpha; ++i) {
+      winograd::transform_lines<Step>(half + i * 3 * lanes, lanes, u + i * alpha * point_stride + c * lanes,
+                                      point_stride, lanes);
+    }
+  }
+}
+
 template <typename T>
 void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const std::int64_t c_pad = cpu::padded_channels(problem), k_pad = cpu::padded_filters(problem);
-  const FilterStrides strides = args.strides();
-  auto* u = static_cast<float*>(args.packed);                      // [36][K_pad / 16][C_pad][16]
-  const auto pack_filter = [&](std::int64_t k, const T* filter) {  // null: zeros
-    for (std::int64_t c = 0; c < c_pad; c += winograd::block_channels) {
-      const auto count = static_cast<int>(std::min<std::int64_t>(winograd::block_channels, c_pad - c));
-      alignas(64) float transformed[cpu::points * winograd::block_channels] = {};  // [36][count]
-      if (filter != nullptr) {
-        const auto channels = static_cast<int>(std::min<std::int64_t>(count, problem.c - c));
-        winograd::transform_filter<cpu::tile_outputs>(filter + c * strides.channel, strides, channels, count,
-                                                      transformed, count);
-      }
-      for (std::int64_t f = 0; f < cpu::points; ++f) {
-        float* target = u + (f * k_pad + k / cpu::filter_lanes * cpu::filter_lanes) * c_pad + k % cpu::filter_lanes;
-        for (int i = 0; i < count; ++i) target[(c + i) * cpu::filter_lanes] = transformed[f * count + i];
-      }
-    }
+  auto* u = static_cast<float*>(args.packed);  // [36][K_pad / 16][C_pad][16]
+  const auto pack_lanes = [&](std::int64_t k, const T* filters, std::int64_t count) {
+    transform_lanes(filters, problem.c * 9, args.strides(), static_cast<int>(count), static_cast<int>(problem.c),
+                    static_cast<int>(c_pad), u + k * c_pad, k_pad * c_pad);
   };
-  pack_changed_filters<T>(args, runtime, cpu::filter_lanes, pack_filter);
-  if (args.snapshot != nullptr) return;
-  for (std::int64_t k = problem.k; k < k_pad; ++k) pack_filter(k, nullptr);
+  pack_changed_blocks<T>(args, runtime, cpu::filter_lanes, 1, pack_lanes);
 }
 
 }  // namespace

@@ -48,8 +48,8 @@ Volume volume_of(const ConvProblem& problem, const Config& config) {
 // (which longer runs do not keep up) and 0.48 us for a work tile's output; or the memory's time.
 double wgmma_gemm_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device, const Volume& w) {
   const Stationary stationary = config.stationary;
-  const ProductGrid grid(stationary, config.points(), config.tiles, problem.k, device.processors);
-  const double columns = stationary == Stationary::tiles ? tile_n(config.chunk_tiles) : stationary_filters;
+  const ProductGrid grid(stationary, config.tile_n, config.points(), config.tiles, problem.k, device.processors);
+  const double columns = stationary == Stationary::tiles ? config.tile_n : stationary_filters;
   const double stage = tensor_us(6.0 * tile_m * columns * product_channels * device.processors, 1.19, device);
   const double work_tile = static_cast<double>(config.groups) * stage + 0.48;
   return std::max(static_cast<double>(grid.block_work_tiles) * work_tile,
@@ -83,8 +83,8 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double output = memory_us(w.m_bytes + y_bytes, nchw ? std::min(rate, 0.8) : rate, device);
   // Three launches; the larger tile's transforms take longer to walk, and our own product's first and last work tiles
   // more channels; what begins beside the product is there at its end.
-  const bool overlaps_output = config.overlaps_output(config.chunk_tiles, problem.k, problem.layout, device.processors);
-  const double own = 9.8 + 0.4 * config.m - (overlaps_output ? 1.1 : 0.0) + 0.39 * static_cast<double>(config.groups);
+  const double own =
+      9.8 + 0.4 * config.m - (config.overlaps_output ? 1.1 : 0.0) + 0.39 * static_cast<double>(config.groups);
   const double launches = config.wgmma_gemm ? own : plain ? 9.0 + 1.4 * config.m : 11.0 + 1.2 * config.m;
   return launches + input + gemm + output;
 }
@@ -102,6 +102,22 @@ double cpu_cost_us(const ConvProblem& problem, const Config& config, std::int64_
          fp32_us(w.flops, own::products.of(device) * depth / (depth + own::half_channels.of(device)), device);
 }
 
+// What selects a kernel on a GPU.
+std::string describe_kernels(const Config& config, Layout layout) {
+  std::string text;
+  if (config.wgmma_gemm) {
+    text = config.stationary == Stationary::filters ? " by wgmma, U stays"
+           : config.stationary == Stationary::tiles
+               ? " by wgmma, V stays, " + std::to_string(config.tile_n) + " filters"
+               : " by wgmma, U in stages";
+  }
+  text += ", channels by " + std::to_string(config.x_vector);
+  if (layout == Layout::nchw) return text;
+  text += ", filters by " + std::to_string(config.y_vector) + (config.plain ? ", plain end" : "");
+  if (config.cached) text += config.overlaps_output ? ", M cached, overlapped" : ", M cached";
+  return text;
+}
+
 ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
   const Config config = make_config(m, problem, device);
   ConvPlan plan;
@@ -114,7 +130,8 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
                                               : "half") +
                 " GEMM " + std::to_string(config.points()) + " x " + std::to_string(config.chunk_tiles) + "x" +
                 std::to_string(config.depth) + "x" + std::to_string(problem.k) +
-                (config.wgmma_gemm ? " by wgmma" : "") + ", chunks " + std::to_string(chunks);
+                (device.type == DeviceType::cuda ? describe_kernels(config, problem.layout) : "") + ", chunks " +
+                std::to_string(chunks);
   plan.cost_us = device.type == DeviceType::cpu ? cpu_cost_us(problem, config, chunks, device)
                                                 : cuda_cost_us(problem, config, device);
   plan.kernel_plan = keep_plan(config);

@@ -61,8 +61,9 @@ Chunk make_chunk(const ConvProblem& problem, const Config& config) {
 }
 
 template <typename T, int m, Mode mode>
-void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cudaStream_t stream) {
-  const bool even = chunk.c % 2 == 0;
+void transform_input(const Config& config, const Chunk& chunk, const T* x, void* v, int* exponents,
+                     cudaStream_t stream) {
+  const bool even = config.x_vector == 2;
   // Small blocks: one that waits for its maxima leaves more others at work (measured: 10 % against 256 threads).
   const dim3 block = row_block(row_lanes(even ? chunk.c_pad / 2 : chunk.c_pad, 512), 64);
   const unsigned grid = ceil_div(chunk.tiles, static_cast<int>(block.y));
@@ -72,29 +73,28 @@ void transform_input(const Chunk& chunk, const T* x, void* v, int* exponents, cu
 }
 
 template <int m>
-void transform_input_groups(const Chunk& chunk, const float* x, void* v, int* exponents, cudaStream_t stream) {
-  const bool vectors = chunk.c % 4 == 0;
+void transform_input_groups(const Config& config, const Chunk& chunk, const float* x, void* v, int* exponents,
+                            cudaStream_t stream) {
   const auto launch = [&](auto by_vectors) {
     prefer_shared_memory<input_transform_groups<m, by_vectors()>>("winograd input transform");
     input_transform_groups<m, by_vectors()><<<static_cast<unsigned>(chunk.tiles) * chunk.groups, 32, 0, stream>>>(
         chunk, x, static_cast<half_t*>(v), exponents);
     check_launch("winograd input transform");
   };
-  vectors ? launch(std::true_type{}) : launch(std::false_type{});
+  config.x_vector == 4 ? launch(std::true_type{}) : launch(std::false_type{});
 }
 
-// early: this kernel may be launched before the product has ended; overlapped: it is. cached: much of M is in the L2
-// cache.
 template <typename T, int m, bool rows, bool pools>
-void transform_output(const Chunk& chunk, const float* products, const int* tile_exponents, const int* filter_exponents,
-                      const ConvArgs& args, bool early, bool overlapped, bool cached, cudaStream_t stream) {
+void transform_output(const Config& config, const Chunk& chunk, const float* products, const int* tile_exponents,
+                      const int* filter_exponents, const ConvArgs& args, cudaStream_t stream) {
   const auto launch = [&](auto kernel, dim3 grid, dim3 block) {
-    LaunchPlan{.grid = grid, .block = block, .early = early && grid.x * grid.y <= few_blocks}.launch(
+    // It may be launched before the product has ended.
+    LaunchPlan{.grid = grid, .block = block, .early = config.overlaps_product && grid.x * grid.y <= few_blocks}.launch(
         kernel, stream, "winograd output transform", chunk, products, tile_exponents, filter_exponents,
         static_cast<T*>(args.y), make_epilogue<T>(args));
   };
   if (args.problem.layout == Layout::nhwc) {
-    const bool even = chunk.k % 2 == 0;
+    const bool even = config.y_vector == 2;
     const int lanes = even ? chunk.k / 2 : chunk.k;
     const dim3 block = rows ? row_block(row_lanes(lanes, 128), 128) : dim3(segment_threads);
     const dim3 grid =
@@ -104,13 +104,13 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
       auto kernel = even ? output_transform_nhwc<T, m, 2, rows, plain(), pools, false, false>
                          : output_transform_nhwc<T, m, 1, rows, plain(), pools, false, false>;
       if constexpr (!rows) {
-        if (even && cached) kernel = output_transform_nhwc<T, m, 2, rows, plain(), pools, true, false>;
-        if (m == 2 && even && cached && overlapped)
+        if (config.cached) kernel = output_transform_nhwc<T, m, 2, rows, plain(), pools, true, false>;
+        if (config.cached && config.overlaps_output)
           kernel = output_transform_nhwc<T, m, 2, rows, plain(), pools, true, m == 2>;
       }
       launch(kernel, grid, block);
     };
-    args.problem.has_plain_epilogue() ? launch_nhwc(std::true_type{}) : launch_nhwc(std::false_type{});
+    config.plain ? launch_nhwc(std::true_type{}) : launch_nhwc(std::false_type{});
   } else {
     const dim3 grid(ceil_div(chunk.tiles, output_block_tiles), ceil_div(chunk.k, output_block_filters));
     launch(output_transform_nchw<T, m, rows, pools>, grid, output_block_threads);
@@ -119,9 +119,10 @@ void transform_output(const Chunk& chunk, const float* products, const int* tile
 
 // M = V U^T at every point.
 void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, const void* v, const void* u, float* m,
-              const int* group_exponents, int* tile_exponents, bool overlaps_output, Runtime& runtime) {
+              const int* group_exponents, int* tile_exponents, Runtime& runtime) {
   if (config.wgmma_gemm) {
     gemm::run({.stationary = config.stationary,
+               .tile_n = config.tile_n,
                .v = v,
                .u = u,
                .m = m,
@@ -134,7 +135,7 @@ void multiply(const Config& config, std::int64_t filters, std::int64_t tiles, co
                .group_channels = config.group_channels,
                .k_pad = config.k_pad,
                .processors = runtime.device().processors,
-               .overlaps_output = overlaps_output,
+               .overlaps_output = config.overlaps_output,
                .stream = runtime.stream(),
                .report = runtime.wait_report()});
     return;
@@ -170,20 +171,15 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     chunk.first_tile = static_cast<int>(first);
     chunk.tiles = static_cast<int>(std::min(config.chunk_tiles, config.tiles - first));
     if (config.wgmma_gemm) {
-      if constexpr (mode == Mode::split) transform_input_groups<m>(chunk, x, v, group_exponents, stream);
+      if constexpr (mode == Mode::split) transform_input_groups<m>(config, chunk, x, v, group_exponents, stream);
     } else {
-      transform_input<T, m, mode>(chunk, x, v, tile_exponents, stream);
+      transform_input<T, m, mode>(config, chunk, x, v, tile_exponents, stream);
     }
-    const bool early = config.overlaps_product(chunk.tiles);
-    const bool overlaps_output =
-        config.overlaps_output(chunk.tiles, problem.k, problem.layout, runtime.device().processors);
-    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, overlaps_output, runtime);
-    const bool cached = config.m_bytes() <= 2 * runtime.device().l2_bytes;
+    multiply(config, problem.k, chunk.tiles, v, u, products, group_exponents, tile_exponents, runtime);
     const auto transform = [&](auto rows) {
       const auto kernel =
           problem.max_pool ? transform_output<T, m, rows(), true> : transform_output<T, m, rows(), false>;
-      kernel(chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, early, overlaps_output, cached,
-             stream);
+      kernel(config, chunk, products, scaled ? tile_exponents : nullptr, filter_exponents, args, stream);
     };
     if (config.wgmma_gemm) {
       if constexpr (mode == Mode::split) transform(std::false_type{});

@@ -62,7 +62,7 @@ constexpr int warpgroups(Stationary stationary) { return stationary == Stationar
 
 // Filters of a work tile, where V is stationary. 48: 36 points of 512 filters are three work tiles for each of 132
 // blocks.
-inline int tile_n(std::int64_t tiles) { return tiles <= tile_m ? 48 : 64; }
+inline int choose_tile_n(std::int64_t tiles) { return tiles <= tile_m ? 48 : 64; }
 
 // How the work tiles are shared out (gemm/kernel.cuh).
 struct ProductGrid {
@@ -73,7 +73,8 @@ struct ProductGrid {
   std::int64_t blocks;
   std::int64_t block_work_tiles;  // the most that a block has to do
 
-  ProductGrid(Stationary stationary, std::int64_t points, std::int64_t tiles, std::int64_t filters,
+  // tile_n: that of the plan (below).
+  ProductGrid(Stationary stationary, std::int64_t tile_n, std::int64_t points, std::int64_t tiles, std::int64_t filters,
               std::int64_t processors) {
     if (stationary == Stationary::few_stages) {
       stationary_blocks = ceil_div(filters, stationary_filters);
@@ -81,7 +82,7 @@ struct ProductGrid {
     } else {
       stationary_blocks =
           stationary == Stationary::filters ? ceil_div(filters, stationary_filters) : ceil_div(tiles, tile_m);
-      point_work_tiles = stationary == Stationary::filters ? ceil_div(tiles, tile_m) : ceil_div(filters, tile_n(tiles));
+      point_work_tiles = stationary == Stationary::filters ? ceil_div(tiles, tile_m) : ceil_div(filters, tile_n);
     }
     work_tiles = points * point_work_tiles;
     if (stationary == Stationary::few_stages) {
@@ -99,14 +100,14 @@ struct ProductGrid {
 // Measured (docs/log/31-staged-product-64-tiles.md): with few tiles U is what counts, and is read once, unless its
 // work tiles of 64 filters have as many filters for a block as those of 128: with many channels a stage of one takes no
 // longer than of the other. With one block of filters nothing is gained where U stays.
-inline Stationary choose_stationary(std::int64_t points, std::int64_t tiles, std::int64_t filters, std::int64_t groups,
-                                    std::int64_t processors) {
+inline Stationary choose_stationary(std::int64_t points, std::int64_t tile_n, std::int64_t tiles, std::int64_t filters,
+                                    std::int64_t groups, std::int64_t processors) {
   const auto block_filters = [&](Stationary stationary, std::int64_t of_work_tile) {
-    return ProductGrid(stationary, points, tiles, filters, processors).block_work_tiles * of_work_tile;
+    return ProductGrid(stationary, tile_n, points, tiles, filters, processors).block_work_tiles * of_work_tile;
   };
   if (tiles <= 4 * tile_m && groups <= stationary_tile_stages &&
       (groups <= stationary_filter_stages ||
-       block_filters(Stationary::tiles, tile_n(tiles)) < block_filters(Stationary::few_stages, stationary_filters))) {
+       block_filters(Stationary::tiles, tile_n) < block_filters(Stationary::few_stages, stationary_filters))) {
     return Stationary::tiles;
   }
   return filters > stationary_filters && groups <= stationary_filter_stages ? Stationary::filters
@@ -147,7 +148,17 @@ struct Config {
   std::int64_t groups, group_channels;  // C_pad = groups * group_channels
   std::int64_t chunk_tiles;             // tiles per chunk
   std::size_t element_bytes;
-  Stationary stationary;  // by our own product
+  // Our own product: the operand that stays, the filters of a work tile where that is V; whether it begins beside the
+  // last blocks of the input transform, and whether it then lets blocks of the output transform begin beside its own:
+  // some of them, since the turns of waiting of many add up (docs/log/04-staged-dependent-launches.md); none of F(4x4),
+  // which lose by it: they load more of M than the L1 cache has room for beside the product's shared memory.
+  Stationary stationary;
+  int tile_n;
+  bool overlaps_product, overlaps_output;
+  // The transforms on a GPU: channels of x that a thread loads at once, filters of y in NHWC that it stores at once;
+  // whether much of M is in the L2 cache when it is read, of our own product; ConvProblem::has_plain_epilogue().
+  int x_vector, y_vector;
+  bool cached, plain;
 
   std::int64_t points() const { return static_cast<std::int64_t>(alpha) * alpha; }
   std::size_t v_bytes() const { return align_bytes(points() * chunk_tiles * depth * element_bytes); }
@@ -159,15 +170,6 @@ struct Config {
   std::size_t tile_exponent_bytes() const { return align_bytes(exponent_pitch(chunk_tiles) * sizeof(std::int32_t)); }
   std::size_t group_exponent_bytes() const { return wgmma_gemm ? groups * tile_exponent_bytes() : 0; }
   std::size_t u_bytes(std::int64_t k) const { return align_bytes(points() * k * depth * element_bytes); }
-
-  // Whether our own product begins beside the last blocks of the input transform of `count` tiles.
-  bool overlaps_product(std::int64_t count) const { return wgmma_gemm && count * groups <= few_blocks; }
-  // Whether it then lets blocks of the output transform begin beside its own: some of them, since the turns of waiting
-  // of many add up (docs/log/04-staged-dependent-launches.md); none of F(4x4), which lose by it: they load more of M
-  // than the L1 cache has room for beside the product's shared memory.
-  bool overlaps_output(std::int64_t count, std::int64_t filters, Layout layout, std::int64_t processors) const {
-    return overlaps_product(count) && m == 2 && segment_blocks(count, filters, layout) <= 8 * processors;
-  }
 };
 
 inline Mode select_mode(AccuracyClass accuracy, const DeviceInfo& device) {
@@ -205,9 +207,18 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
   config.chunk_tiles = chunks == 1 ? std::max<std::int64_t>(1, config.tiles)  // an empty batch is planned for, too
                                    : round_up(ceil_div(config.tiles, chunks), multiple);
   if (config.wgmma_gemm && config.tiles > 0) {
-    config.stationary =
-        choose_stationary(config.points(), config.chunk_tiles, problem.k, config.groups, device.processors);
+    const std::int64_t tiles = config.chunk_tiles, processors = device.processors;
+    config.tile_n = choose_tile_n(tiles);
+    config.stationary = choose_stationary(config.points(), config.tile_n, tiles, problem.k, config.groups, processors);
+    config.overlaps_product = tiles * config.groups <= few_blocks;
+    config.overlaps_output =
+        config.overlaps_product && m == 2 && segment_blocks(tiles, problem.k, problem.layout) <= 8 * processors;
+    config.cached = config.m_bytes() <= 2 * device.l2_bytes && problem.k % 2 == 0 && problem.layout == Layout::nhwc;
   }
+  const int most_channels = config.wgmma_gemm ? 4 : 2;
+  config.x_vector = problem.c % most_channels == 0 ? most_channels : 1;
+  config.y_vector = problem.layout == Layout::nhwc && problem.k % 2 == 0 ? 2 : 1;
+  config.plain = problem.has_plain_epilogue();
   return config;
 }
 

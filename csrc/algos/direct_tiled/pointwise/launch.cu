@@ -7,7 +7,7 @@
 namespace fastconv::algos::direct_tiled::pointwise {
 namespace {
 
-Params make_params(const ConvArgs& args, const Config& config, const Runtime& runtime) {
+Params make_params(const ConvArgs& args, const Plan& plan, const Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const std::int64_t map = problem.p() * problem.q();
   const Strides4 in = input_strides(problem);
@@ -15,7 +15,7 @@ Params make_params(const ConvArgs& args, const Config& config, const Runtime& ru
           .weight = static_cast<const float*>(args.weight),
           .y = static_cast<float*>(args.y),
           .epilogue = make_epilogue<float>(args),
-          .config = config,
+          .config = plan,
           .by_map = map,
           .by_q = problem.q(),
           .c = as_int(problem.c),
@@ -27,31 +27,28 @@ Params make_params(const ConvArgs& args, const Config& config, const Runtime& ru
           .in_column = as_int(in.w * problem.stride_w),
           .dense = problem.stride_h == 1 && problem.stride_w == 1,
           .out_pixel = as_int(problem.y_pitch()),
-          .vector_y = (problem.layout == Layout::nhwc ? problem.k : map) % quad == 0,
+          .vector_y = plan.vector_y,
           .report = runtime.wait_report()};
 }
 
 template <bool nhwc, bool vector_x, bool vector_weight>
-void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
+void launch(const ConvArgs& args, Runtime& runtime, const Plan& plan) {
   constexpr auto kernel = convolve<nhwc, vector_x, vector_weight>;
   allow_shared_memory<kernel>(max_shared_bytes, "direct_tiled: shared memory");
-  const dim3 grid(static_cast<unsigned>(config.filter_tiles * config.split()),
-                  static_cast<unsigned>(config.pixel_tiles));
-  LaunchPlan{grid, threads, static_cast<std::size_t>(config.shared_bytes), config.split()}.launch(
-      kernel, stream_of(runtime), "direct_tiled", make_params(args, config, runtime));
+  const dim3 grid(static_cast<unsigned>(plan.filter_tiles * plan.split()), static_cast<unsigned>(plan.pixel_tiles));
+  LaunchPlan{grid, threads, static_cast<std::size_t>(plan.shared_bytes), plan.split()}.launch(
+      kernel, stream_of(runtime), "direct_tiled", make_params(args, plan, runtime));
 }
 
 }  // namespace
 
-void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
-  const ConvProblem& problem = args.problem;
-  const bool rows = problem.c % quad == 0;  // of channels, in whole vectors
-  if (problem.layout == Layout::nhwc) {
-    return rows ? launch<true, true, true>(args, runtime, config) : launch<true, false, false>(args, runtime, config);
+void run_cuda(const ConvArgs& args, Runtime& runtime, const Plan& plan) {
+  if (args.problem.layout == Layout::nhwc) {
+    return plan.vector_x ? launch<true, true, true>(args, runtime, plan)
+                         : launch<true, false, false>(args, runtime, plan);
   }
-  const bool maps = problem.h * problem.w % quad == 0 && problem.stride_h == 1 && problem.stride_w == 1;
-  if (!rows) return launch<false, false, false>(args, runtime, config);
-  maps ? launch<false, true, true>(args, runtime, config) : launch<false, false, true>(args, runtime, config);
+  if (!plan.vector_weight) return launch<false, false, false>(args, runtime, plan);
+  plan.vector_x ? launch<false, true, true>(args, runtime, plan) : launch<false, false, true>(args, runtime, plan);
 }
 
 }  // namespace fastconv::algos::direct_tiled::pointwise

@@ -45,6 +45,11 @@ struct Config {
   constexpr int pitch_quads() const { return quads | 1; }
 };
 
+// With what the launch is of beside it. Whole vectors: of channels of a filter, of x along its lines, of y likewise.
+struct Plan : Config {
+  bool vector_weight = false, vector_x = false, vector_y = false;
+};
+
 // Lines of a tile of sums: filters of a pixel in NHWC, pixels of a filter in NCHW, there four more, so that the lanes'
 // rows differ in bank.
 constexpr int sums_pitch(const Config& config, Layout layout) {
@@ -97,7 +102,7 @@ inline std::optional<Config> configure(const ConvProblem& problem, const DeviceI
   return config;
 }
 
-inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo& device) {
+inline std::optional<Plan> choose(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.compute_capability != 90) return std::nullopt;  // clusters; measured nowhere else
   if (problem.dtype != DType::f32 || problem.r != 1 || problem.s != 1 || problem.groups != 1 || problem.pad_h != 0 ||
       problem.pad_w != 0) {
@@ -119,9 +124,14 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
       }
     }
   }
-  return best;
+  if (!best) return std::nullopt;
+  const bool nhwc = problem.layout == Layout::nhwc;
+  const bool maps = problem.h * problem.w % quad == 0 && problem.stride_h == 1 && problem.stride_w == 1;
+  const bool vector_weight = problem.c % quad == 0;
+  return Plan{*best, vector_weight, vector_weight && (nhwc || maps),
+              (nhwc ? problem.k : problem.p() * problem.q()) % quad == 0};
 }
 
-void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config);
+void run_cuda(const ConvArgs& args, Runtime& runtime, const Plan& plan);
 
 }  // namespace fastconv::algos::direct_tiled::pointwise

@@ -200,7 +200,7 @@ struct Choice {
   std::optional<resident::Config> resident = {};
   std::optional<depthwise::Config> depthwise = {};
   std::optional<few_filters::Config> few_filters = {};
-  std::optional<pointwise::Config> pointwise = {};
+  std::optional<pointwise::Plan> pointwise = {};
 };
 
 inline Choice choose(const ConvProblem& problem, const DeviceInfo& device) {

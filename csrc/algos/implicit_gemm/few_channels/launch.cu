@@ -37,7 +37,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan) {
   params.stride_h = as_int(problem.stride_h), params.stride_w = as_int(problem.stride_w);
   params.dilation_h = as_int(problem.dilation_h), params.dilation_w = as_int(problem.dilation_w);
   params.nhwc = nhwc, params.has_activation = problem.activation != Activation::none;
-  params.vector = (nhwc ? problem.k % plan.weights.vector : problem.q() % quad) == 0;
+  params.vector = plan.stores_vectors;
   return params;
 }
 

@@ -79,6 +79,7 @@ inline std::optional<Weights> make_weights(const ConvProblem& problem, const Dev
 struct Plan {
   Weights weights;
   bool dense;
+  bool stores_vectors;  // of filters in NHWC, of four outputs in NCHW
   int warps;
   int tile_p, tile_q;               // outputs of a block at a time: warps * 32
   int patch_h, patch_w;             // input under them
@@ -111,8 +112,7 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
   const double pairs = static_cast<double>(plan.patch_h * plan.pixel_pairs) / plan.threads();
   const double chunks = static_cast<double>(plan.lines * plan.line_chunks) / plan.threads();
   const double stage = pairs * (floats ? 70.0 : 40.0) + chunks * 25.0 + 80.0;
-  const bool vectors = nhwc ? problem.k % plan.weights.vector == 0 : problem.q() % quad == 0;
-  const double store = 150.0 + filters * 8.0 * (floats ? 5.0 : 3.0) * (vectors ? 1.0 : 3.0);
+  const double store = 150.0 + filters * 8.0 * (floats ? 5.0 : 3.0) * (plan.stores_vectors ? 1.0 : 3.0);
   const double clocks = multiply + stage + store;
 
   const double turns = std::ceil(static_cast<double>(plan.tiles * plan.weights.filter_tiles) / device.processors);
@@ -154,6 +154,7 @@ inline std::optional<Plan> configure(const ConvProblem& problem, const Weights& 
   // Dense: the last pair of a row of taps may reach one pixel further.
   plan.pixel_pairs = dense ? plan.patch_w / 2 + 1 : static_cast<int>(ceil_div(patch_w, 2));
   const bool nhwc = problem.layout == Layout::nhwc;
+  plan.stores_vectors = (nhwc ? problem.k % weights.vector : problem.q() % quad) == 0;
   plan.lines = static_cast<int>(nhwc ? patch_h : problem.c * patch_h);
   plan.line_chunks = static_cast<int>(ceil_div(patch_w * (nhwc ? problem.c : 1) * element, 16) + 1);
   plan.pitch = weights.pitch(dense), plan.steps = static_cast<int>(weights.steps(dense));

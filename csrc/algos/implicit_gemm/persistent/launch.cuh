@@ -77,7 +77,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .vectors = false,
       .quads = false,
       .stores_by_tma = false,
-      .residual_stages = 0,
+      .residual_stages = plan.residual_stages,
       .staging_bytes = static_cast<int>(plan.staging_bytes),
       .flat_nchw = product && problem.layout == Layout::nchw,
       .by_image = problem.p() * problem.q(),
@@ -102,17 +102,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   params.vectors = plan.stores_vectors;
   params.stores_by_tma = plan.stores_by_tma && params.partial == nullptr;
   params.quads = plan.stores_quads;
-  if (plan.stores_vectors && args.residual != nullptr && params.partial == nullptr) {
-    const Epilogue<T>& epilogue = params.epilogue;
-    const bool comes_first = !epilogue.residual_after || epilogue.activate.is_linear();
-    const bool is_quick = epilogue.activate.clamps || epilogue.activate.is_linear();
-    const bool joins = plan.source == Source::fp16 || (plan.source == Source::raw && mode == Mode::split && is_quick);
-    const std::size_t box = static_cast<std::size_t>(plan.tile_n * plan.tile_p * plan.tile_q) * box_bytes;
-    if (joins && comes_first && box <= plan.stage_bytes()) {
-      params.residual_stages = static_cast<int>(ceil_div(plan.filter_tile, box_filters<T>));
-      if (residual_first<T>) params.epilogue.residual = nullptr;
-    }
-  }
+  if (residual_first<T> && params.residual_stages > 0) params.epilogue.residual = nullptr;
   return params;
 }
 

@@ -134,6 +134,9 @@ struct Plan {
   // How y is written: by copies from shared memory, beside the next tile; by 16 bytes of filters (NHWC); by four pixels
   // (NCHW). Else value by value.
   bool stores_by_tma, stores_vectors, stores_quads;
+  // Stages of the input's ring through which a residual comes before the sums are ready; 0: it is read where y is
+  // written.
+  int residual_stages;
   std::size_t staging_bytes;
   std::int64_t stages;  // of the whole reduction
   // Tiles from `whole` on have their reduction cut into so many splits. clusters: one for each block of a cluster,
@@ -393,6 +396,22 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
   if (converts && !is_gated(problem.activation)) consider_source(Source::converted);
 }
 
+// Where the activation follows it, and the kernel's end has registers for both.
+inline int residual_stages(const ConvProblem& problem, const Plan& plan) {
+  const Activation activation = problem.activation;
+  const bool is_linear =
+      activation == Activation::none || (activation == Activation::leaky_relu && problem.negative_slope == 1.0f);
+  const bool is_quick = is_linear || activation == Activation::relu || activation == Activation::relu6;
+  const bool joins =
+      plan.source == Source::fp16 || (plan.source == Source::raw && plan.weights.mode == Mode::split && is_quick);
+  const std::size_t box = static_cast<std::size_t>(plan.tile_n * plan.tile_p * plan.tile_q) * box_bytes;
+  if (!problem.has_residual() || (problem.residual == Residual::after && !is_linear) || !plan.stores_vectors ||
+      plan.partial_bytes(problem) > 0 || !joins || box > plan.stage_bytes()) {
+    return 0;
+  }
+  return ceil_div(plan.filter_tile * plan.element_bytes, box_bytes);
+}
+
 inline Plan make_plan(const ConvProblem& problem, const Weights& weights, int processors) {
   Plan best{}, on_chip{};  // on_chip: the best in one kernel that reads x as it is
   double least = 1e300, min_on_chip = 1e300;
@@ -403,6 +422,7 @@ inline Plan make_plan(const ConvProblem& problem, const Weights& weights, int pr
       min_on_chip = clocks, on_chip = plan;
     }
   });
+  best.residual_stages = residual_stages(problem, best), on_chip.residual_stages = residual_stages(problem, on_chip);
   if (best.source == Source::converted) best.fallback = {on_chip};
   return best;
 }

@@ -91,12 +91,12 @@ void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
 template <typename T, int limbs>
 void pack(const PackArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
-  const Plan plan = make_plan(problem);
+  const Weights weights = make_weights(problem);
   auto* packed = static_cast<char*>(args.packed);
   pack_filters<T, limbs><<<static_cast<unsigned>(problem.k), threads, 0, stream_of(runtime)>>>(
-      static_cast<int>(problem.c_per_group()), static_cast<int>(problem.r * problem.s), static_cast<int>(plan.steps),
+      static_cast<int>(problem.c_per_group()), static_cast<int>(problem.r * problem.s), static_cast<int>(weights.steps),
       static_cast<int>(problem.k_per_group()), args.strides(), static_cast<const T*>(args.weight),
-      reinterpret_cast<Half<T>*>(packed), reinterpret_cast<int*>(packed + plan.weight_bytes(problem.k)),
+      reinterpret_cast<Half<T>*>(packed), reinterpret_cast<int*>(packed + weights.weight_bytes(problem.k)),
       static_cast<T*>(args.snapshot));
   check_launch("implicit_gemm: packing");
 }

@@ -17,14 +17,11 @@ constexpr int threads = 128;     // 4 warps, each with 32 pixels and all filters
 constexpr int blocks_per_processor = 2;
 constexpr int ungrouped_filter_tile = 64;  // so wide a tile leaves no register for the group
 
-struct Plan {
+// What depends on the weight and the class alone (the rule of packed_weight()).
+struct Weights {
   Mode mode;
-  bool loads_vectors;  // 16 bytes of channels at a time
-  bool stores_quads;   // y and residual can be accessed by four elements
   int limbs, products;
-  int filter_tile;  // filters of a block
   std::int64_t reduction, steps;
-  std::int64_t pixels, pixel_tiles, filter_tiles;  // filter_tiles: of a group
 
   std::size_t weight_bytes(std::int64_t k) const {
     return align_bytes(static_cast<std::size_t>(steps * limbs * k) * depth_tile * 2);
@@ -32,6 +29,19 @@ struct Plan {
   std::size_t packed_bytes(std::int64_t k) const {
     return weight_bytes(k) + align_bytes(static_cast<std::size_t>(k) * sizeof(std::int32_t));
   }
+};
+
+inline Weights make_weights(const ConvProblem& problem) {
+  const Mode mode = select_mode(problem.accuracy);
+  const std::int64_t reduction = problem.r * problem.s * problem.c_per_group();
+  return {mode, mode == Mode::split ? 2 : 1, mode == Mode::split ? 3 : 1, reduction, ceil_div(reduction, depth_tile)};
+}
+
+struct Plan : Weights {
+  bool loads_vectors;                              // 16 bytes of channels at a time
+  bool stores_quads;                               // y and residual can be accessed by four elements
+  int filter_tile;                                 // filters of a block
+  std::int64_t pixels, pixel_tiles, filter_tiles;  // filter_tiles: of a group
 };
 
 // Of k filters, those of a block. Its time is that of its filters, and of the pixels' loading and splitting: worth
@@ -50,12 +60,8 @@ inline int select_filter_tile(Mode mode, std::int64_t k, std::int64_t groups) {
 
 inline Plan make_plan(const ConvProblem& problem) {
   Plan plan{};
-  plan.mode = select_mode(problem.accuracy);
-  plan.limbs = plan.mode == Mode::split ? 2 : 1;
-  plan.products = plan.mode == Mode::split ? 3 : 1;
+  static_cast<Weights&>(plan) = make_weights(problem);
   plan.filter_tile = select_filter_tile(plan.mode, problem.k_per_group(), problem.groups);
-  plan.reduction = problem.r * problem.s * problem.c_per_group();
-  plan.steps = ceil_div(plan.reduction, depth_tile);
   plan.pixels = problem.n * problem.p() * problem.q();
   plan.pixel_tiles = ceil_div(plan.pixels, pixel_tile);
   plan.filter_tiles = ceil_div(problem.k_per_group(), plan.filter_tile);

@@ -212,7 +212,7 @@ class Factors {
   int2 min_exponent_;
 };
 
-// The copies of a stage, by tensor maps: c within a group of channels innermost, then rows, points, and parts
+// The copies of a stage, by tensor maps: c within a group of channels innermost, then rows, points, and limbs
 // [group][lo, hi]; outside of the sizes are zeros. Boxes: {64, rows, 1, limbs}.
 __device__ __forceinline__ void copy_stage(std::uint32_t target, int bytes, const CUtensorMap& map, int row, int point,
                                            int stage, hopper::Barrier& full) {

@@ -22,7 +22,7 @@ constexpr int shared_bytes = 227 * 1024;
 // that still run when the product begins.
 constexpr int min_shared_bytes = 116 * 1024;
 
-// It launches its dependents where that gains (overlaps_output() in plan.h).
+// It launches its dependents where that gains (Config::overlaps_output).
 template <typename H>
 __global__ void __launch_bounds__(threads<H>, 1)
     multiply(const Grid grid, const __grid_constant__ CUtensorMap stationary,
@@ -57,19 +57,19 @@ __global__ void __launch_bounds__(threads<H>, 1)
 
 cuuint64_t at(std::int64_t value) { return static_cast<cuuint64_t>(value); }
 
-// V or U [points][rows][groups][2][group_channels], in boxes of both parts of a group of so many rows.
+// V or U [points][rows][groups][2][group_channels], in boxes of both limbs of a group of so many rows.
 CUtensorMap make_operand_map(const Arguments& args, const void* x, std::int64_t rows, int box_rows) {
-  const std::int64_t parts = limbs * args.groups, part = 2 * args.group_channels, row = parts * part;
+  const std::int64_t all = limbs * args.groups, limb = 2 * args.group_channels, row = all * limb;
   return make_tensor_map(x, DType::f16,
-                         {.sizes = {at(args.group_channels), at(rows), at(args.points), at(parts)},
-                          .strides = {at(row), at(rows * row), at(part)},
+                         {.sizes = {at(args.group_channels), at(rows), at(args.points), at(all)},
+                          .strides = {at(row), at(rows * row), at(limb)},
                           .box = {product_channels, static_cast<cuuint32_t>(box_rows), 1, limbs}});
 }
 
 template <Stationary stationary, int streaming_rows = tile_m>
 void launch(const Arguments& args) {
   using H = StationaryOperand<stationary, streaming_rows>;
-  const ProductGrid shape(stationary, args.points, args.tiles, args.filters, args.processors);
+  const ProductGrid shape(stationary, args.tile_n, args.points, args.tiles, args.filters, args.processors);
   const auto number = [](std::int64_t value) { return static_cast<int>(value); };
   const int stages = number(args.groups);
   const int room = shared_bytes - static_cast<int>(sizeof(Storage<H>)) - Storage<H>::stationary_bytes(stages);
@@ -113,7 +113,7 @@ void run(const Arguments& args) {
   switch (args.stationary) {
     case Stationary::filters: launch<Stationary::filters>(args); break;
     case Stationary::tiles:
-      (tile_n(args.tiles) == 48 ? launch<Stationary::tiles, 48> : launch<Stationary::tiles, 64>)(args);
+      (args.tile_n == 48 ? launch<Stationary::tiles, 48> : launch<Stationary::tiles, 64>)(args);
       break;
     case Stationary::few_stages: launch<Stationary::few_stages>(args); break;
   }

@@ -10,6 +10,7 @@ namespace fastconv::algos::winograd_staged::gemm {
 
 struct Arguments {
   Stationary stationary;
+  int tile_n;                  // filters of a work tile, where V is stationary: 48 or 64
   const void* v;               // float16 [points][tiles][groups][2][group_channels]: lo, hi
   const void* u;               // float16 [points][filters][groups][2][group_channels]: lo, hi
   float* m;                    // [points][tiles / 8][K_pad / 16] segments (plan.h)

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(filter_threads)
 #pragma unroll
       for (int j = 0; j < alpha; ++j) {
         const std::int64_t row = static_cast<std::int64_t>(i * alpha + j) * filters + k;
-        // Behind the groups before, whose second parts lie there, too.
+        // Behind the groups before, whose second limbs lie there, too.
         const int place = channel + channel / group_channels * group_channels;
         store_operand<mode, true>(u + row * depth + place, group_channels, depth > 2 * c_pad,
                                   Pack<1>{{value[i][j] * scale}});

@@ -116,21 +116,21 @@ __device__ __forceinline__ Pack<count> low_limb(const Pack<count>& value) {
   return low;
 }
 
-// Writes transformed values to a row of V or U (`row` points at the first part of a channel of that row); in split mode
-// as plan.h says: parts lie `part` elements apart, and for the library hi is repeated. The small products lo*hi and
+// Writes transformed values to a row of V or U (`row` points at the first limb of a channel of that row); in split mode
+// as plan.h says: limbs lie so many elements apart, and for the library hi is repeated. The small products lo*hi and
 // hi*lo come first in the reduction: the tensor cores truncate their accumulator at every step, and while it is small
 // that costs nothing (docs/concepts/numerics.md).
 template <Mode mode, bool is_filter, int count>
-__device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int part, bool doubles_high,
+__device__ __forceinline__ void store_operand(typename Operand<mode>::type* row, int apart, bool doubles_high,
                                               const Pack<count>& value) {
   if constexpr (mode != Mode::split) {
     store_pack(row, value);
   } else {
     const Pack<count> low = low_limb(value);
     const bool high_first = is_filter && doubles_high;
-    store_pack(row + (high_first ? part : 0), low);
-    store_pack(row + (high_first ? 0 : part), value);
-    if (doubles_high) store_pack(row + 2 * part, value);
+    store_pack(row + (high_first ? apart : 0), low);
+    store_pack(row + (high_first ? 0 : apart), value);
+    if (doubles_high) store_pack(row + 2 * apart, value);
   }
 }
 
