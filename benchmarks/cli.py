@@ -11,7 +11,7 @@ import typer
 from benchmarks import everything, merge
 from benchmarks.papers.command import paper
 from benchmarks.regret.command import fit, regret
-from benchmarks.studies.command import builds, megakernel, stages
+from benchmarks.studies.command import builds, floors, megakernel, stages
 from fastconv.cli.support import (
     BatchOption,
     Commands,
@@ -420,6 +420,6 @@ def megakernel_soak(
 
 for name, function in (
     ("all", everything.command), ("merge", merge.command), ("paper", paper), ("fit", fit), ("regret", regret),
-    ("megakernel", megakernel), ("builds", builds), ("stages", stages),
+    ("megakernel", megakernel), ("builds", builds), ("stages", stages), ("floors", floors),
 ):  # fmt: skip
     app.command(name)(function)

@@ -1,8 +1,10 @@
 """The bench: that every time, error and verdict is the one of whom it is said of."""
 
 import random
+import re
 import statistics
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from benchmarks.layers import sets as layers
 from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import floor_us
 from benchmarks.reports import layers as layer_tables
+from benchmarks.studies import floors
 from fastconv import timing
 from fastconv.models.layers import Layer, select
 
@@ -149,3 +152,15 @@ def test_floors_of_the_other_classes_and_of_strides():
     assert floor_us(vgg, 64, "ieee", "h200") == pytest.approx(1e6 * multiplies / layers.FFMA_FLOPS)
     assert floor_us(down, 64, "fp32", "h200") == pytest.approx(1e6 * 3 * down.direct_flops(64) / layers.TENSOR_FLOPS)
     assert down.direct_flops(64) == 2.0 * 64 * 128 * 28 * 28 * 128 * 9
+
+
+def test_the_byte_model_of_a_training_step_is_the_measured_one():
+    lines = []
+    floors.training(Path(__file__).parents[1] / "benchmarks/results/h100", lines.append)
+    for cls in ("fp32", "tf32", "amp_fp16"):
+        first = next(index for index, line in enumerate(lines) if line.startswith(f"resnet50 {cls}, batch 64"))
+        measured = float(re.search(r"measured ([0-9.]+) ms", lines[first])[1])
+        by_bytes = float(re.search(r"PyTorch, eager: ([0-9.]+) ms", lines[first + 1])[1])
+        assert by_bytes == pytest.approx(measured, rel=0.05)
+    with pytest.raises(ValueError, match=r"folder is results; expected one of benchmarks/results"):
+        floors.run(Path("results"), lines.append)

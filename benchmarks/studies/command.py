@@ -1,4 +1,4 @@
-"""The commands `megakernel`, `builds` and `stages` of the benchmarks' command line."""
+"""The commands `megakernel`, `builds`, `stages` and `floors` of the benchmarks' command line."""
 
 from __future__ import annotations
 
@@ -99,3 +99,12 @@ def stages(
         layers, batch=batch, accuracy=precision.value, algorithm=algorithm, layouts=tuple(orders), rounds=rounds,
         out=json_path, report=say,
     )  # fmt: skip
+
+
+def floors(
+    folder: Annotated[Path, typer.Argument(help="Of results of one GPU.")] = Path("benchmarks/results/h100"),
+) -> None:
+    """What is not built, and what it could save at most: from committed rows and bytes, nothing is timed."""
+    from benchmarks.studies import floors as study
+
+    study.run(folder, say)
