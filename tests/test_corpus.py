@@ -1,5 +1,6 @@
 """The corpus of convolutions: what its file says holds together, and the tracer sees what a network runs."""
 
+import copy
 import json
 import sys
 
@@ -9,7 +10,8 @@ import torchvision
 from torch import nn
 
 from benchmarks import corpus
-from benchmarks.corpus import networks, trace
+from benchmarks.corpus import definitions, networks, trace
+from benchmarks.networks import zoo
 from fastconv import _C
 
 DOCUMENT = json.loads(corpus.PATH.read_text(encoding="utf-8"))
@@ -77,3 +79,23 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     (entry,) = (entry for entry in networks.TABLE if entry.name == "hrnet_w18")
     with pytest.raises(ImportError, match=r"this network is of timm: pip install 'fastconv\[bench\]'"):
         entry.make()
+
+
+def test_rrdb_has_the_scales_of_its_branches_in_its_weights():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        plain = definitions.Dense(8, 4).double()
+        x = torch.randn(2, 8, 6, 6, dtype=torch.float64)
+    for keep in (1.0, definitions.RESIDUAL_SCALE):
+        branch = plain(x) - x
+        scaled = definitions.scaled(copy.deepcopy(plain), keep)
+        torch.testing.assert_close(scaled(x), keep * (x + definitions.RESIDUAL_SCALE * branch))
+
+
+def test_rrdb_is_finite_in_float16():
+    model, x = zoo.build("rrdb"), zoo.inputs("rrdb", 1, 8)
+    with torch.no_grad():
+        expected = model(x)
+        y = model.half()(x.half())
+    assert y.isfinite().all()
+    assert (y - expected).norm() < 4e-3 * expected.norm()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -86,6 +87,20 @@ def over_tf32(document: Document) -> dict[tuple[str, int], float | None]:
     }
 
 
+NOT_FINITE = " (not finite)"  # behind a ratio of times that were taken on values beyond the type's range
+
+
+def is_finite(rows: Iterable[Row]) -> bool:
+    """Whether what both sides computed is, where it was compared."""
+    errors = (row.get(name) for row in rows for name in ("logits_error", "peer_error"))
+    return all(error is None or math.isfinite(error) for error in errors)
+
+
+def times(ratio: float | None, rows: Iterable[Row]) -> str:
+    """A ratio of times of these rows, marked where their values were not finite."""
+    return common.times(ratio) + ("" if ratio is None or is_finite(rows) else NOT_FINITE)
+
+
 def best_table(document: Document) -> str:
     """A row per network: of each class milliseconds of the fastest of ours, of PyTorch's, and their ratio."""
     found, tf32 = by_network(document, None), over_tf32(document)
@@ -94,9 +109,10 @@ def best_table(document: Document) -> str:
     for network, batch in dict.fromkeys((network, batch) for network, _, batch in found):
         cells = []
         for name in classes:
-            ours, theirs = fastest(found.get((network, name, batch), {}))
+            its = found.get((network, name, batch), {})
+            ours, theirs = fastest(its)
             ratio = speedup_of(ours, theirs)
-            cells.append(f"{common.ms(ours)}, {common.ms(theirs)}, {common.times(ratio)}" if ratio else "-")
+            cells.append(f"{common.ms(ours)}, {common.ms(theirs)}, {times(ratio, its.values())}" if ratio else "-")
         lines.append([TITLES.get(network, network), str(batch), *cells, common.times(tf32.get((network, batch)))])
     header = ["network", "batch", *(f"`{name}`" for name in classes), "`fp32` over TF32"]
     return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, document["rows"])])
@@ -116,7 +132,7 @@ def table(document: Document, accuracy: str) -> str:
             common.ms(row["us"]),
             common.ms(best_us),
             f"`{best}`" if best else "-",
-            common.times(speedup_of(row["us"], best_us)),
+            times(speedup_of(row["us"], best_us), [row]),
         ]
         line += [common.scientific(row["logits_error"]), common.scientific(row.get("peer_error"))]
         line += [_percent(row["top1_agreement"]), _percent(row.get("peer_top1_agreement"))]
@@ -189,7 +205,7 @@ def summary(
         line += (common.ms(v and v.peer_us) for v in of_rivals)
         line += [common.ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
         lines.append(
-            [*line, common.times(speedup_of(ours, best_us)), *(common.times(v and v.speedup) for v in of_rivals)]
+            [*line, times(speedup_of(ours, best_us), its.values()), *(common.times(v and v.speedup) for v in of_rivals)]
         )
     below = [*few_rounds(rows), *common.other_commits(document, rows)]
     return "\n\n".join([common.markdown_table(header, lines), *below])

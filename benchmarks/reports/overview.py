@@ -28,9 +28,10 @@ def table(documents: Mapping[str, Document]) -> str:
             lines.append([f"{title}, batch {BATCH}" + layers.share(set_name, fewest), *cells])
     if "networks" in documents:
         found = networks.speedups(documents["networks"], documents.get("networks_autotune"))
-        tf32 = networks.over_tf32(documents["networks"])
+        tf32, rows = networks.over_tf32(documents["networks"]), networks.by_network(documents["networks"], None)
         for network, batch in dict.fromkeys((network, batch) for network, name, batch in found if name == "fp32"):
-            cells = [common.times(found.get((network, name, batch))) for name in classes]
+            keys = [(network, name, batch) for name in classes]
+            cells = [networks.times(found.get(key), rows.get(key, {}).values()) for key in keys]
             cells.append(common.times(tf32.get((network, batch))))
             lines.append([f"{networks.TITLES.get(network, network)}, batch {batch}", *cells])
     return common.markdown_table(["", *(f"`{name}`" for name in classes), "`fp32` over TF32"], lines)
