@@ -88,8 +88,12 @@ def _resnets(names: str) -> Step:
     return _paper("single_image", "networks", "_networks", *options)
 
 
-# The forms of PyTorch that were ever its fastest, and what its users have: each takes memory, and time to compile.
-_FORMS = "torch_eager,torch_graph,folded_graph,folded_graph_all_plans,compile_reduce_overhead,frozen_reduce_overhead"
+# The forms of PyTorch that were ever its fastest, and what its users have, of which the compiled one without a graph
+# also tells its memory: each takes memory, and time to compile.
+_FORMS = (
+    "torch_eager,torch_graph,folded_graph,folded_graph_all_plans,compile_default,compile_reduce_overhead,"
+    "frozen_reduce_overhead"
+)
 _MODES = "eager,compile,graph,fused,fused_graph"
 _CLASSES, _OTHER_CLASSES = "fp32,tf32,fp16", "bf16,ieee"
 

@@ -339,6 +339,12 @@ class Measured:
         self.case.release()
         free(self.case.device)
 
+    def _peer_of_memory(self) -> Contender | None:
+        """The form of PyTorch whose memory stands beside ours: its fastest compiled one of those whose memory can be
+        told (no graph holds it), else its fastest eager one."""
+        known = [c for c in self.contenders if not c.ours and c.name in self.peak_bytes and c.name in self.times]
+        return min(known, key=lambda c: (c.form.mode is None, self.times[c.name].us), default=None)
+
     def rest_us(self) -> float | None:
         """The least time of all kernels but convolutions in a form of PyTorch's network whose convolutions are
         PyTorch's operator (max-autotune may write its own, and fuse them with others)."""
@@ -376,7 +382,7 @@ class Measured:
         best_peer = fastest_of(best)
         time_of = self.times.get(key or "")
         own, peer = self.agreements.get(key or ""), self.agreements.get(best_key or "")
-        groups = self.groups.get(key or "")
+        groups, of_memory = self.groups.get(key or ""), self._peer_of_memory()
         counts = self.counts.get(MODES[mode].model, dict.fromkeys(("swapped", "ours", "fused", "total"), 0))
         return {
             "network": self.name,
@@ -403,7 +409,8 @@ class Measured:
             "layers_us": groups and groups["convolution"],
             "own_us": self.own_us.get(key or ""),
             "peak_bytes": self.peak_bytes.get(key or ""),
-            "peer_peak_bytes": self.peak_bytes.get(best_key or ""),
+            "peer_peak_bytes": of_memory and self.peak_bytes[of_memory.name],
+            "peer_peak_form": of_memory and of_memory.form_name,
             **{
                 name: self.energy[of].fields(self.batch)
                 for name, of in (("energy", key), ("peer_energy", best_key))
