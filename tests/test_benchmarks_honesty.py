@@ -15,7 +15,10 @@ from benchmarks.harness import results
 from benchmarks.layers import sets as layers
 from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import floor_us
+from benchmarks.networks import suite as network_suite
+from benchmarks.networks.forms import Contender
 from benchmarks.reports import layers as layer_tables
+from benchmarks.reports import networks as network_tables
 from benchmarks.studies import floors
 from fastconv import timing
 from fastconv.models.layers import Layer, select
@@ -164,3 +167,38 @@ def test_the_byte_model_of_a_training_step_is_the_measured_one():
         assert by_bytes == pytest.approx(measured, rel=0.05)
     with pytest.raises(ValueError, match=r"folder is results; expected one of benchmarks/results"):
         floors.run(Path("results"), lines.append)
+
+
+def test_memory_stands_beside_the_compiled_form_whose_memory_is_known():
+    names = "torch_eager", "compile_default", "frozen_default", "frozen_reduce_overhead"
+    found = object.__new__(network_suite.Measured)
+    found.contenders = [Contender(False, name, layout) for name in names for layout in ("nhwc", "nchw")]
+    found.contenders.append(Contender(True, "fused", "nhwc"))
+    found.peak_bytes = {c.name: 1 for c in found.contenders if not c.has_graph}
+    us = {
+        "torch_eager": 1.0,
+        "compile_default": 3.0,
+        "frozen_default": 4.0,
+        "frozen_reduce_overhead": 2.0,
+        "fused": 0.5,
+    }
+    found.times = {
+        c.name: timing.Timing(us[c.form_name] + (c.layout == "nchw"), 0.0, 0.0, 20, False) for c in found.contenders
+    }
+    assert found._peer_of_memory().name == "compile_default_nhwc"
+    del found.peak_bytes["compile_default_nhwc"], found.times["compile_default_nchw"]
+    assert found._peer_of_memory().name == "frozen_default_nhwc"
+    for name in ("frozen_default_nhwc", "frozen_default_nchw"):
+        del found.peak_bytes[name]
+    assert found._peer_of_memory().name == "torch_eager_nhwc"
+    found.peak_bytes = {"fastconv_fused_nhwc": 1}
+    assert found._peer_of_memory() is None
+
+
+def test_overhead_is_a_graph_over_the_convolutions_alone():
+    row = {"network": "vgg16", "batch": 64, "class": "fp16", "us": 220.0, "logits_error": 1e-3, "layers_us": None}
+    rows = [row | {"mode": "fused_graph"}, row | {"mode": "fused", "us": 300.0, "layers_us": 200.0}]
+    rows += [dict(each, **{"class": "fp32", "us": 221.0}) for each in rows]
+    rows += [dict(each, **{"class": "bf16", "logits_error": float("nan")}) for each in rows[:2]]
+    table = network_tables.overhead_table({**HEAD, "rows": rows})
+    assert "| VGG-16 | 64 | 1.10 | **1.10** | 1.10 | not finite |" in table

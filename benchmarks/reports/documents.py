@@ -12,6 +12,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/networks/<class>             whole networks, a row per mode
     <gpu>/networks/summary[/<class>]   a row per network: ours, PyTorch today, what cuDNN could do
     <gpu>/networks/best                a row per network: the fastest of ours and of PyTorch's by class
+    <gpu>/networks/overhead            our time over that of the convolutions alone, beside the goal
     <gpu>/networks/rivals              against max-autotune and the best cuDNN layers; or `(not measured)`
     <gpu>/networks/peers/<class>       every form of PyTorch
     <gpu>[+<gpu>]/energy               of an image, whole networks, of the first GPU that has it; or `(not measured)`
@@ -118,6 +119,8 @@ def region(name: str, results: Path) -> str:
             return networks.summary(file("networks"), accuracy, *rivals())
         case ["networks" | "networks_others" as suite, "best"]:
             return networks.best_table(file(suite))
+        case ["networks", "overhead"]:
+            return networks.overhead_table(file("networks"))
         case ["networks", "rivals"]:
             return networks.rivals_table(*rivals()) if any(rivals()) else sentences.NOTHING
         case ["networks", "peers", accuracy] if accuracy in CLASSES:

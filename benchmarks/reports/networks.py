@@ -13,6 +13,9 @@ from benchmarks.networks.parts import NAME as CUDNN_BEST
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
 
+OVERHEAD = dict.fromkeys(("vgg16", "resnet50", "yolov3"), 1.10)  # goals: a network's time over its convolutions alone
+OTHERS_OVERHEAD = 1.25
+IN_GRAPHS = ("compile", "compile_graph", "graph", "fused_graph")
 FULL_ROUNDS = 20  # of a time that stands in a table; of fewer is told
 AUTOTUNED = ("compile_max_autotune", "frozen_max_autotune")
 TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "densenet161": "DenseNet-161"}
@@ -122,7 +125,7 @@ def table(document: Document, accuracy: str) -> str:
     """Whole networks, a row per mode of ours: time, the fastest form of PyTorch, how far both are from float64."""
     rows = [row for row in document["rows"] if row["class"] == accuracy]
     header = ["network", "batch", "mode", "swapped", "ours ran", "ours ms", "best PyTorch ms", "its form", "speedup"]
-    header += ["logits error", "PyTorch's", "top-1 agreement", "PyTorch's", "MiB", "PyTorch's"]
+    header += ["logits error", "PyTorch's", "top-1 agreement", "PyTorch's", "MiB", "PyTorch's", "its form"]
     lines = []
     for row in rows:
         best, best_us = best_peer(row)
@@ -136,9 +139,34 @@ def table(document: Document, accuracy: str) -> str:
         ]
         line += [common.scientific(row["logits_error"]), common.scientific(row.get("peer_error"))]
         line += [_percent(row["top1_agreement"]), _percent(row.get("peer_top1_agreement"))]
-        lines.append([*line, *(common.mib(row.get(name)) for name in ("peak_bytes", "peer_peak_bytes"))])
+        line += [common.mib(row.get(name)) for name in ("peak_bytes", "peer_peak_bytes")]
+        lines.append([*line, f"`{form}`" if (form := row.get("peer_peak_form")) else "-"])
     below = [*few_rounds(rows), *common.other_commits(document, rows)]
     return "\n\n".join([common.markdown_table(header, lines), *below])
+
+
+def overhead_table(document: Document) -> str:
+    """A row per network and batch, by class: the fastest of ours in a graph over the kernels of its convolutions alone,
+    as the same network launched kernel by kernel has them; in bold above the goal."""
+    found = by_network(document, None)
+    classes = [name for name in CLASSES if any(accuracy == name for _, accuracy, _ in found)]
+    lines = []
+    for network, batch in dict.fromkeys((network, batch) for network, _, batch in found):
+        goal = OVERHEAD.get(network, OTHERS_OVERHEAD)
+        cells = [_overhead(found.get((network, name, batch), {}), goal) for name in classes]
+        if any(cell != "-" for cell in cells):
+            lines.append([TITLES.get(network, network), str(batch), f"{goal:.2f}", *cells])
+    drawn = common.markdown_table(["network", "batch", "goal", *(f"`{name}`" for name in classes)], lines)
+    return "\n\n".join([drawn, *common.other_commits(document, document["rows"])])
+
+
+def _overhead(its: Mapping[str, Row], goal: float) -> str:
+    alone = next((us for mode in ("fused", "eager") if (us := its.get(mode, {}).get("layers_us"))), None)
+    whole = min((row["us"] for mode, row in its.items() if mode in IN_GRAPHS and row["us"]), default=None)
+    if alone is None or whole is None:
+        return "-"
+    text = f"{whole / alone:.2f}" if is_finite(its.values()) else NOT_FINITE.strip(" ()")
+    return f"**{text}**" if is_finite(its.values()) and whole > goal * alone else text
 
 
 def few_rounds(rows: Sequence[Row]) -> list[str]:
