@@ -132,8 +132,8 @@ _PAIRS = (
     ("densenet161", "fp32"),
 )
 _OTHERS = (
-    "efficientnet_b0", "hrnet_w18", "segformer_mit_b2", "repvgg_b1", "mobilenet_v3_large", "convnext_tiny", "yolov8n",
-    "retinanet_resnet50_fpn", "sd15_unet", "sdxl_unet",
+    "efficientnet_b0", "hrnet_w18", "segformer_mit_b2", "repvgg_a2", "mobilenet_v3_large", "convnext_tiny", "yolov8n",
+    "retinanet_resnet50_fpn", "maskrcnn_resnet50_fpn", "sd15_unet", "sdxl_unet",
 )  # fmt: skip
 # Of equal use the longest come first, so that several GPUs end together.
 PHASES: dict[str, Phase] = {

@@ -99,3 +99,23 @@ def test_rrdb_is_finite_in_float16():
         y = model.half()(x.half())
     assert y.isfinite().all()
     assert (y - expected).norm() < 4e-3 * expected.norm()
+
+
+def test_the_networks_that_goals_name_can_be_run():
+    named = ("hrnet_w18", "repvgg_a2", "convnext_tiny", "efficientnet_b0", "sdxl_unet", "maskrcnn_resnet50_fpn")
+    assert {*named, "segformer_mit_b2"} <= set(zoo.names())
+    assert not set(networks.RELATIVES) & set(DOCUMENT["networks"])
+
+
+def test_mask_rcnn_runs_all_of_its_convolutions():
+    model = zoo.build("maskrcnn_resnet50_fpn", image=64)
+    called = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            module.register_forward_hook(lambda module, inputs, output: called.append(module))
+    with torch.no_grad():
+        y = zoo.comparable("maskrcnn_resnet50_fpn", model(zoo.inputs("maskrcnn_resnet50_fpn", 2, 64)))
+    assert len(y) == 2
+    assert y.isfinite().all()
+    of_all = {module for module in model.modules() if isinstance(module, nn.Conv2d | nn.ConvTranspose2d)}
+    assert set(called) == of_all

@@ -72,14 +72,32 @@ def _yolov3() -> nn.Module:
     return YOLOv3()
 
 
-def _pyramid() -> nn.Module:
-    from torchvision.models.detection import retinanet_resnet50_fpn
-
-    return retinanet_resnet50_fpn(weights=None, weights_backbone=None)
-
-
 def _run_pyramid(model: Any, x: Tensor) -> Any:
     return model.head(list(model.backbone(x).values()))
+
+
+BOXES = 100  # of each picture, the detections that torchvision keeps
+
+
+def _run_mask_rcnn(model: Any, x: Tensor) -> Any:
+    """All of its convolutions, with boxes that do not depend on the picture, on the finest level: what lies between,
+    from proposals to detections, has shapes that depend on values."""
+    n, side = x.shape[0], x.shape[-1]
+    features = model.backbone(x)
+    scores, offsets = model.rpn.head(list(features.values()))
+    corners = torch.arange(n * BOXES, device=x.device, dtype=x.dtype).remainder(BOXES)[:, None] / BOXES * (side / 2)
+    boxes = torch.cat([corners, corners, corners + side / 4, corners + side / 4], 1)
+    of = torch.arange(n, device=x.device, dtype=x.dtype).repeat_interleave(BOXES)[:, None]
+    finest, heads = features["0"], model.roi_heads
+
+    def crops(size: int) -> Tensor:
+        align = _package("torchvision.ops").roi_align
+        found: Tensor = align(finest, torch.cat([of, boxes], 1), size, finest.shape[-1] / side, 2)
+        return found
+
+    classes, shifts = heads.box_predictor(heads.box_head(crops(7)))
+    masks = heads.mask_predictor(heads.mask_head(crops(14)))
+    return [*scores, *offsets, *(value.reshape(n, -1) for value in (classes, shifts, masks))]
 
 
 def _even(x: Tensor, *size: int) -> Tensor:
@@ -174,7 +192,8 @@ def _table() -> list[Entry]:
         Entry("unet_2015", "unet", "dense", OWN["unet_2015"], (1, 572, 572)),
         Entry("raft_large", "raft", "dense", _torchvision("raft_large"), (3, 384, 512), flow),
         Entry("raft_small", "raft", "dense", _torchvision("raft_small"), (3, 384, 512), flow),
-        Entry("retinanet_resnet50_fpn", "resnet", "detect", _pyramid, (3, 640, 640), _run_pyramid),
+        Entry("retinanet_resnet50_fpn", "resnet", "detect", _torchvision("retinanet_resnet50_fpn", "backbone"),
+              (3, 640, 640), _run_pyramid),
         Entry("yolov3", "yolov3", "detect", _yolov3, (3, 416, 416)),
         *(Entry(f"yolov8{s}", "yolov8", "detect", OWN[f"yolov8{s}"], (3, 640, 640)) for s in "nsm"),
         Entry("ssd300_vgg16", "vgg", "detect", _torchvision("ssd300_vgg16", "backbone"), (3, 300, 300),
@@ -221,3 +240,13 @@ DECODERS = {
     )
     for side in (128, 256)
 }
+
+# Networks to be timed of which the corpus has relatives: its file and split stay as they are.
+RELATIVES = {
+    each.name: each
+    for each in (
+        Entry("repvgg_a2", "repvgg", "classify", _timm("repvgg_a2")),
+        Entry("maskrcnn_resnet50_fpn", "resnet", "detect", _torchvision("maskrcnn_resnet50_fpn", "backbone"),
+              (3, 640, 640), _run_mask_rcnn),
+    )
+}  # fmt: skip

@@ -1,5 +1,5 @@
-"""The networks that the suite can run: those of the demo, all of the corpus with square inputs, and decoders of larger
-pictures."""
+"""The networks that the suite can run: those of the demo, all of the corpus with square inputs, relatives of these, and
+decoders of larger pictures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.corpus.networks import DECODERS, TABLE, Entry, Run
+from benchmarks.corpus.networks import DECODERS, RELATIVES, TABLE, Entry, Run
 from fastconv import models
 from fastconv.models import NETWORKS, Network
 
@@ -43,7 +43,7 @@ def _tensors(value: Any) -> list[Tensor]:
 @functools.cache
 def _corpus() -> dict[str, Entry]:
     square = (each for each in TABLE if each.name not in NETWORKS and each.size[1] == each.size[2])
-    return {each.name: each for each in square} | DECODERS
+    return {each.name: each for each in square} | DECODERS | RELATIVES
 
 
 def names() -> list[str]:

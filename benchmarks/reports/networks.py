@@ -22,6 +22,8 @@ TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet121": "DenseNet-1
 TITLES |= {"yolov3": "YOLOv3", "unet": "U-Net", "rrdb": "RRDB (ESRGAN)", "sd_vae_decoder": "VAE decoder"}
 TITLES |= {f"vae_decoder_{side}": f"VAE decoder, {side} x {side}" for side in (1024, 2048)}
 TITLES |= {"efficientnet_b0": "EfficientNet-B0", "hrnet_w18": "HRNet-W18", "segformer_mit_b2": "SegFormer-B2"}
+TITLES |= {"repvgg_a2": "RepVGG-A2", "convnext_tiny": "ConvNeXt-T", "sdxl_unet": "SDXL's UNet"}
+TITLES |= {"maskrcnn_resnet50_fpn": "Mask R-CNN"}
 
 
 def best_peer(row: Row) -> tuple[str | None, float | None]:
