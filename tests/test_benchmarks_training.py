@@ -2,6 +2,7 @@
 asserts a time."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import fastconv
 from benchmarks.harness import profile, results, runs
 from benchmarks.host import suite as host
 from benchmarks.reports import documents
+from benchmarks.reports import host as host_tables
 from benchmarks.training import suite as training
 from benchmarks.training import trainer
 from fastconv import models, timing
@@ -206,6 +208,23 @@ def test_host_rows_keep_the_contract(tiny_network, tmp_path):
         assert max(row["error"], row["peer_error"]) < 1e-5
     assert rows["small", "functional", "forward"]["peer"] == "F.conv2d"
     assert host.run([SMALL], [], ["fp32"], device="cpu", budget_s=0.0)["rows"] == []
+
+
+def test_host_times_threads_that_share_a_layer(tmp_path):
+    names = "threads_1", "threads_8"
+    document = host.run([SMALL], [], ["fp32"], ["swapped", "frozen"], names, rounds=1, device="cpu")
+    assert [(row["form"], row["call"], row["failures"]) for row in document["rows"]] == [
+        (form, name, {}) for form in ("swapped", "frozen") for name in names
+    ]
+    assert all(row["us"] > 0 and row["torch_us"] > 0 for row in document["rows"])
+    assert "`threads_8`" in host_tables.table(document)
+    seen = set()
+    _, subject = host._subject(SMALL, "fp32", CPU, ["swapped"], names, None)
+    module = subject.module("swapped", ours=True)
+    module.register_forward_hook(lambda *of: seen.add((threading.get_ident(), torch.is_grad_enabled())))
+    subject.call("swapped", module, "threads_8")()
+    assert len(seen) == 8
+    assert not any(enabled for _, enabled in seen)
 
 
 def test_host_goes_on_where_it_ended(tmp_path):

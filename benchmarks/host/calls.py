@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +18,11 @@ from benchmarks.harness.runs import time_limit
 
 Call = Callable[[], Any]
 # no_grad: in inference. forward: recorded for gradients, which nobody asks for. forward_backward: with the gradients of
-# input and parameters. compile: torch.compile, in inference.
-CALLS = ("no_grad", "forward", "forward_backward", "compile")
+# input and parameters. compile: torch.compile, in inference. threads_N: no_grad, by N threads on one module, each on a
+# stream of its own, PER_THREAD calls of each: the time in which every thread makes one.
+THREADS = {f"threads_{n}": n for n in (1, 2, 8)}
+CALLS = ("no_grad", "forward", "forward_backward", "compile", *THREADS)
+PER_THREAD = 20
 
 
 class Block(nn.Module):
@@ -76,7 +81,7 @@ def _frozen(module: nn.Module) -> nn.Module:
 
 LAYER_FORMS = {
     "swapped": Form("nn.Conv2d", CALLS, _same, _swapped),
-    "frozen": Form("nn.Conv2d", ("no_grad", "compile"), _same, _frozen),
+    "frozen": Form("nn.Conv2d", ("no_grad", "compile", *THREADS), _same, _frozen),
     "functional": Form("F.conv2d", CALLS[:3], Functional, Functional.ours),
     "fused": Form("modules", ("no_grad", "compile"), Block, fastconv.fuse, residual=True),
 }
@@ -116,6 +121,8 @@ class Subject:
             return lambda: module(*arguments)
         if how == "forward_backward":
             return _with_gradients(module, arguments)
+        if how in THREADS:
+            return _by_threads(module, arguments, THREADS[how])
         run: Callable[..., Any] = module
         if how == "compile":
             run = torch.compile(module, dynamic=False)
@@ -147,3 +154,20 @@ def _with_gradients(module: nn.Module, arguments: tuple[Tensor, ...]) -> Call:
             leaf.grad = None
 
     return run
+
+
+def _by_threads(module: nn.Module, arguments: tuple[Tensor, ...], count: int) -> Call:
+    device = arguments[0].device
+    pool = ThreadPoolExecutor(count)
+    begin = threading.Barrier(count)  # a thread each, although one might be done before the next begins
+    streams = [torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(count)]
+
+    def work(stream: torch.cuda.Stream | None) -> None:
+        begin.wait()
+        with torch.no_grad(), torch.cuda.stream(stream):  # type: ignore[arg-type]
+            for _ in range(PER_THREAD):
+                module(*arguments)
+        if stream is not None:
+            stream.synchronize()
+
+    return lambda: list(pool.map(work, streams))

@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks.harness import results
 from benchmarks.harness.profile import kernel_groups
 from benchmarks.harness.runs import check_names, deadline_of, free, is_final, is_past
-from benchmarks.host.calls import CALLS, LAYER_FORMS, NETWORK_FORMS, Call, Subject
+from benchmarks.host.calls import CALLS, LAYER_FORMS, NETWORK_FORMS, PER_THREAD, THREADS, Call, Subject
 from benchmarks.networks.parts import GROUPS
 from fastconv import environment, models, ops, testing, timing
 from fastconv.models.compare import CLASS_DTYPE, pytorch_class
@@ -131,6 +131,15 @@ def _subject(
     return fields, Subject(base, x, residual, wanted)
 
 
+def _is_by_threads(name: str) -> bool:
+    return name.split()[-1] in THREADS
+
+
+def _of_one(its: timing.Timing) -> timing.Timing:
+    """Of one call of each thread."""
+    return replace(its, us=its.us / PER_THREAD, q25=its.q25 / PER_THREAD, q75=its.q75 / PER_THREAD)
+
+
 class _Measured:
     """All forms of one layer or network in one class, timed when made."""
 
@@ -158,9 +167,13 @@ class _Measured:
                     self._prepare(f"{name} {how}", form, module, how)
         device = subject.x.device
         self.empty = timing.measure({EMPTY: self._empty()}, device=device, rounds=rounds, host_calls=LAYER_CALLS)
-        measured = timing.measure(self._calls, device=device, rounds=rounds, host_calls=block)
-        self.times = measured.timings
-        self.failures |= measured.failures | self.empty.failures
+        self.times: dict[str, timing.Timing] = {}
+        self.failures |= self.empty.failures
+        for by_threads in (False, True):  # what others run beside a thread waits for the device
+            its = {name: call for name, call in self._calls.items() if _is_by_threads(name) == by_threads}
+            measured = timing.measure(its, device=device, rounds=rounds, host_calls=1 if by_threads else block)
+            self.failures |= measured.failures
+            self.times |= {name: _of_one(time) if by_threads else time for name, time in measured.timings.items()}
         if subject.x.is_cuda:
             self._profile()
 
@@ -180,7 +193,7 @@ class _Measured:
 
     def _profile(self) -> None:
         for name, call in self._calls.items():
-            if name in self.times:
+            if name in self.times and not _is_by_threads(name):
                 try:
                     self.kernels[name] = kernel_groups(call, self.subject.x.device, GROUPS)
                 except RuntimeError as error:

@@ -7,6 +7,7 @@ from benchmarks.reports import common
 from benchmarks.reports.networks import TITLES, speedup_of
 
 CALLS = ("no_grad", "forward", "forward_backward", "compile")
+THREADS = ("threads_1", "threads_2", "threads_8")
 # What a sentence has of a layer's rows: (form, call) -> in words.
 SAID = {
     ("swapped", "no_grad"): "no gradients",
@@ -20,18 +21,20 @@ SAID = {
 
 def table(document: Document) -> str:
     """A row per layer, class and form: microseconds of a call, ours and, in brackets, PyTorch's, in bold where ours
-    takes longer; what the GPU has to do for a call without gradients; and an operator that does nothing."""
+    takes longer; of a call of each of several threads, if any was timed; what the GPU has to do for a call without
+    gradients; and an operator that does nothing."""
+    calls = [*CALLS, *(call for call in THREADS if any(row["call"] == call for row in document["rows"]))]
     found: dict[tuple[str, str, str], dict[str, Row]] = {}
     for cls in CLASSES:
         for row in document["rows"]:
             if row["class"] == cls:
                 found.setdefault((row["layer"], cls, row["form"]), {})[row["call"]] = row
-    header = ["layer", "class", "ours", "beside it", *(f"`{call}`" for call in CALLS)]
+    header = ["layer", "class", "ours", "beside it", *(f"`{call}`" for call in calls)]
     header += ["kernels (`no_grad`)", "empty operator"]
     lines = []
     for (layer, cls, form), its in found.items():
         first = next(iter(its.values()))
-        cells = [_pair(its.get(call), "us", "torch_us") for call in CALLS]
+        cells = [_pair(its.get(call), "us", "torch_us") for call in calls]
         cells.append(_pair(its.get("no_grad"), "kernels_us", "torch_kernels_us"))
         line = [TITLES.get(layer, layer), f"`{cls}`", form, first.get("peer", "-"), *cells]
         lines.append([*line, common.us(first["empty_operator_us"])])
