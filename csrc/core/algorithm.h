@@ -10,6 +10,7 @@
 #include "core/device_info.h"
 #include "core/kernel_plan.h"
 #include "core/problem.h"
+#include "core/text.h"
 
 namespace fastconv {
 
@@ -21,7 +22,10 @@ struct Support {
   std::string reason;
 
   static Support yes() { return {}; }
-  static Support no(std::string code, std::string reason) { return {false, std::move(code), std::move(reason)}; }
+  template <typename... Parts>
+  static Support no(std::string code, const Parts&... reason) {
+    return {false, std::move(code), text_of(reason...)};
+  }
 };
 
 template <typename Plan>

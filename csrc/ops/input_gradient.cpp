@@ -159,7 +159,7 @@ Tensor input_gradient_by_convolutions(InputGradientMethod method, const std::str
 namespace {
 
 Sizes4 sizes_of(const IntList& input_size) {
-  FASTCONV_REQUIRE(input_size.size() == 4, "input_size is " + to_text(input_size) + "; expected [N, C, H, W]");
+  FASTCONV_REQUIRE(input_size.size() == 4, "input_size is ", to_text(input_size), "; expected [N, C, H, W]");
   return {input_size[0], input_size[1], input_size[2], input_size[3]};
 }
 
@@ -186,8 +186,8 @@ Tensor input_gradient(const Tensor& grad, const Tensor& weight, std::optional<Te
   const ConvProblem settings = settings_of(stride, padding, dilation, groups, limits_of(max_error, max_workspace));
   const std::optional<ConvProblem> problem =
       input_gradient_problem(settings, sizes_of(input_size), grad, weight, bias, accuracy_from_name(precision));
-  FASTCONV_REQUIRE(problem, "grad " + to_text(shape_of(grad)) + " and weight " + to_text(shape_of(weight)) +
-                                " do not make an input gradient " + to_text(input_size));
+  FASTCONV_REQUIRE(problem, "grad ", to_text(shape_of(grad)), " and weight ", to_text(shape_of(weight)),
+                   " do not make an input gradient ", to_text(input_size));
   const auto method = together ? InputGradientMethod::together : InputGradientMethod::phases;
   return input_gradient_by_convolutions(method, algorithm, *problem, grad, weight, bias);
 }

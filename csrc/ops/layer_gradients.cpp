@@ -48,7 +48,7 @@ class LayerCalls {
         return static_cast<std::int64_t>(i);
       }
     }
-    FASTCONV_REQUIRE(count_ < calls_.size(), "layers are called in more than " + std::to_string(count_) + " ways");
+    FASTCONV_REQUIRE(count_ < calls_.size(), "layers are called in more than ", count_, " ways");
     calls_[count_].store(new LayerCall(call), std::memory_order_release);
     return static_cast<std::int64_t>(count_++);
   }
@@ -56,8 +56,8 @@ class LayerCalls {
   const LayerCall& at(std::int64_t code) const {
     const std::size_t number = static_cast<std::size_t>(code) % calls_.size();
     const LayerCall* const found = code >> bits > 0 ? calls_[number].load(std::memory_order_acquire) : nullptr;
-    FASTCONV_REQUIRE(found != nullptr, "_mps_convolution is called with groups " + std::to_string(code) +
-                                           "; expected what layer_call returned");
+    FASTCONV_REQUIRE(found != nullptr, "_mps_convolution is called with groups ", code,
+                     "; expected what layer_call returned");
     return *found;
   }
 

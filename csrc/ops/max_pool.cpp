@@ -22,9 +22,9 @@ Tensor run(const Tensor& x, const MaxPool& pool, const DeviceInfo& device) {
 // One integer for height and width, or one for each; none: `otherwise`.
 IntList pair_of(const char* name, const IntList& values, std::int64_t least, const IntList& otherwise = {}) {
   if (values.empty() && !otherwise.empty()) return otherwise;
-  const std::string wanted = "; expected one or two integers of at least " + std::to_string(least);
-  FASTCONV_REQUIRE(values.size() == 1 || values.size() == 2, name + (" is " + to_text(values)) + wanted);
-  for (const std::int64_t value : values) FASTCONV_REQUIRE(value >= least, name + (" is " + to_text(values)) + wanted);
+  const std::string wanted = text_of("; expected one or two integers of at least ", least);
+  FASTCONV_REQUIRE(values.size() == 1 || values.size() == 2, name, " is ", to_text(values), wanted);
+  for (const std::int64_t value : values) FASTCONV_REQUIRE(value >= least, name, " is ", to_text(values), wanted);
   return {values.front(), values.back()};
 }
 
@@ -40,17 +40,16 @@ Tensor max_pool2d(const Tensor& x, IntList kernel, IntList stride, IntList paddi
   kernel = pair_of("kernel", kernel, 1), stride = pair_of("stride", stride, 1, kernel);
   padding = pair_of("padding", padding, 0, {0, 0}), dilation = pair_of("dilation", dilation, 1, {1, 1});
   const std::int64_t dimensions = x.dim();
-  FASTCONV_REQUIRE(dimensions == 3 || dimensions == 4,
-                   "x has shape " + to_text(shape_of(x)) + "; expected [N, C, H, W] or [C, H, W]");
+  FASTCONV_REQUIRE(dimensions == 3 || dimensions == 4, "x has shape ", to_text(shape_of(x)),
+                   "; expected [N, C, H, W] or [C, H, W]");
   IntList size(2);
   for (std::size_t i = 0; i < 2; ++i) {
-    FASTCONV_REQUIRE(padding[i] <= kernel[i] / 2,
-                     "padding is " + to_text(padding) + "; expected at most half the kernel " + to_text(kernel));
+    FASTCONV_REQUIRE(padding[i] <= kernel[i] / 2, "padding is ", to_text(padding),
+                     "; expected at most half the kernel ", to_text(kernel));
     const std::int64_t given = x.size(dimensions - 2 + static_cast<std::int64_t>(i));
     size[i] = output_size(given, dilation[i] * (kernel[i] - 1) + 1, stride[i], padding[i], ceil_mode);
-    FASTCONV_REQUIRE(size[i] > 0, "x has shape " + to_text(shape_of(x)) + "; with padding " + to_text(padding) +
-                                      " no window of kernel " + to_text(kernel) + " and dilation " + to_text(dilation) +
-                                      " fits");
+    FASTCONV_REQUIRE(size[i] > 0, "x has shape ", to_text(shape_of(x)), "; with padding ", to_text(padding),
+                     " no window of kernel ", to_text(kernel), " and dilation ", to_text(dilation), " fits");
   }
   const DeviceInfo& device = device_of(x);
   MaxPool pool;

@@ -29,8 +29,8 @@ GradientProblem gradient_problem(const Tensor& input, const Tensor& grad, const 
   GradientProblem result{make_problem(input, weight_size, layout, arguments), {}};
   const ConvProblem& problem = result.problem;
   const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
-  FASTCONV_REQUIRE(shape_of(grad) == expected,
-                   "grad has shape " + to_text(shape_of(grad)) + "; expected the output's " + to_text(expected));
+  FASTCONV_REQUIRE(shape_of(grad) == expected, "grad has shape ", to_text(shape_of(grad)), "; expected the output's ",
+                   to_text(expected));
   require_same_kind(input, grad, "grad");
   result.choice = choose_cached<choose_weight_gradient>(algorithm, problem, device_of(input));
   return result;
