@@ -50,13 +50,8 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
 
 void run_tiled(const ConvArgs& args, Runtime& runtime, const Config& config) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
     static_assert(tile_count == 3);
-    switch (config.tile) {
-      case 0: launch<T, 0>(args, runtime, config); break;
-      case 1: launch<T, 1>(args, runtime, config); break;
-      default: launch<T, 2>(args, runtime, config); break;
-    }
+    dispatch_value<0, 1, 2>(config.tile, [&](auto tile) { launch<decltype(zero), tile()>(args, runtime, config); });
   });
 }
 

@@ -55,27 +55,17 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   }
 }
 
-template <typename T, int tile_index>
-void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
-  if (config.lanes_on_filters) {
-    launch<T, tile_index, true>(args, runtime, config);
-  } else {
-    launch<T, tile_index, false>(args, runtime, config);
-  }
-}
-
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const Config& config = plan_as<Config>(args.kernel_plan);
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
     static_assert(tile_count == 3);
-    switch (config.tile) {
-      case 0: launch<T, 0>(args, runtime, config); break;
-      case 1: launch<T, 1>(args, runtime, config); break;
-      default: launch<T, 2>(args, runtime, config); break;
-    }
+    dispatch_value<0, 1, 2>(config.tile, [&](auto tile) {
+      dispatch_value<false, true>(config.lanes_on_filters, [&](auto lanes_on_filters) {
+        launch<decltype(zero), tile(), lanes_on_filters()>(args, runtime, config);
+      });
+    });
   });
 }
 

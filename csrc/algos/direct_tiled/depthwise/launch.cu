@@ -210,22 +210,15 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   check_launch("direct_tiled: depthwise");
 }
 
-template <typename T, int r>
-void launch_stride(const ConvArgs& args, Runtime& runtime, const Config& config) {
-  args.problem.stride_h == 1 ? launch<T, r, 1>(args, runtime, config) : launch<T, r, 2>(args, runtime, config);
-}
-
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
   if (config.pairs) return pairs::run_cuda(args, runtime, config);
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    switch (args.problem.r) {
-      case 3: return launch_stride<T, 3>(args, runtime, config);
-      case 5: return launch_stride<T, 5>(args, runtime, config);
-      default: return launch_stride<T, 7>(args, runtime, config);
-    }
+    dispatch_value<3, 5, 7>(args.problem.r, [&](auto r) {
+      dispatch_value<1, 2>(args.problem.stride_h,
+                           [&](auto stride) { launch<decltype(zero), r(), stride()>(args, runtime, config); });
+    });
   });
 }
 

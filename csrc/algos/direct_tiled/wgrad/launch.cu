@@ -237,22 +237,15 @@ void launch(const WeightGradientArgs& args, Runtime& runtime) {
   check_launch("direct_tiled: weight gradient, splits");
 }
 
-template <typename T, int r>
-void launch_stride(const WeightGradientArgs& args, Runtime& runtime) {
-  args.problem.stride_h == 1 ? launch<T, r, 1>(args, runtime) : launch<T, r, 2>(args, runtime);
-}
-
 }  // namespace
 }  // namespace wgrad
 
 void weight_gradient_cuda(const WeightGradientArgs& args, Runtime& runtime) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    switch (args.problem.r) {
-      case 3: return wgrad::launch_stride<T, 3>(args, runtime);
-      case 5: return wgrad::launch_stride<T, 5>(args, runtime);
-      default: return wgrad::launch_stride<T, 7>(args, runtime);
-    }
+    dispatch_value<3, 5, 7>(args.problem.r, [&](auto r) {
+      dispatch_value<1, 2>(args.problem.stride_h,
+                           [&](auto stride) { wgrad::launch<decltype(zero), r(), stride()>(args, runtime); });
+    });
   });
 }
 

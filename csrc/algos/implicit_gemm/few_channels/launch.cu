@@ -53,11 +53,8 @@ void launch(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
 
 template <typename T, int products>
 void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  switch (plan.weights.filter_tile) {
-    case 64: return launch<T, products, 8>(args, plan, runtime);
-    case 48: return launch<T, products, 6>(args, plan, runtime);
-    default: return launch<T, products, 4>(args, plan, runtime);
-  }
+  dispatch_value<64, 48, 32>(plan.weights.filter_tile,
+                             [&](auto filters) { launch<T, products, filters() / 8>(args, plan, runtime); });
 }
 
 template <typename T, int limbs>

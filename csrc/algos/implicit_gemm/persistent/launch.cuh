@@ -145,27 +145,23 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
           : CUtensorMap{};
   const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));
   const int cluster = plan.clusters ? static_cast<int>(plan.split_k) : 1;
-  const auto try_source = [&](auto filter_tile, auto row_blocks, auto source) {
-    if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks() || plan.source != source()) return;
-    if constexpr (source() != Source::affine || has_affine_kernel(filter_tile(), row_blocks())) {
-      launch<Shape<T, mode, filter_tile(), row_blocks(), source(), gated>>(
-          params, x_map, y_map, residual_map, plan.shared_bytes(), blocks, cluster, stream);
-    }
+  const auto run_tile = [&](auto filter_tile) {
+    dispatch_value<sources...>(plan.source, [&](auto source) {
+      dispatch_value<1, 2>(plan.row_blocks, [&](auto row_blocks) {
+        constexpr Mode accumulators = source() == Source::converted ? Mode::fp16 : mode;
+        constexpr bool fits = row_blocks() == 1 || filter_tile() <= max_filters_of_two_rows(accumulators);
+        if constexpr (fits && (source() != Source::affine || has_affine_kernel(filter_tile(), row_blocks()))) {
+          launch<Shape<T, mode, filter_tile(), row_blocks(), source(), gated>>(
+              params, x_map, y_map, residual_map, plan.shared_bytes(), blocks, cluster, stream);
+        }
+      });
+    });
   };
-  const auto try_rows = [&](auto filter_tile, auto source) {
-    try_source(filter_tile, std::integral_constant<int, 1>{}, source);
-    if constexpr (filter_tile() <= max_filters_of_two_rows(source() == Source::converted ? Mode::fp16 : mode)) {
-      try_source(filter_tile, std::integral_constant<int, 2>{}, source);
-    }
-  };
-  const auto try_filters = [&](auto filter_tile) {
-    (try_rows(filter_tile, std::integral_constant<Source, sources>{}), ...);
-  };
-  try_filters(std::integral_constant<int, 128>{});
-  try_filters(std::integral_constant<int, 64>{});
-  try_filters(std::integral_constant<int, 32>{});
-  try_filters(std::integral_constant<int, 96>{});
-  if constexpr (mode == Mode::split) try_filters(std::integral_constant<int, 48>{});
+  if constexpr (mode == Mode::split) {
+    dispatch_value<128, 64, 32, 96, 48>(plan.filter_tile, run_tile);
+  } else {
+    dispatch_value<128, 64, 32, 96>(plan.filter_tile, run_tile);
+  }
   if (params.partial != nullptr) {
     const std::int64_t numel = problem.output_numel();
     const bool nhwc = problem.layout == Layout::nhwc;

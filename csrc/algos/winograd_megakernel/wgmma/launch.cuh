@@ -120,15 +120,6 @@ void launch_kernel(const Params<T>& params, const StreamMaps& maps, const CudaPl
   plan.instruments.series ? launch_series(params, stream, launch) : launch(params);
 }
 
-template <StoreMode output, typename T>
-void launch(const Params<T>& params, const StreamMaps& maps, const CudaPlan& plan, int processors,
-            cudaStream_t stream) {
-  if constexpr (output != StoreMode::elements) {
-    if (plan.plain) return launch_kernel<output, true>(params, maps, plan, processors, stream);
-  }
-  launch_kernel<output, false>(params, maps, plan, processors, stream);
-}
-
 template <typename T>
 void run(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
@@ -138,11 +129,12 @@ void run(const ConvArgs& args, Runtime& runtime) {
   const StreamMaps maps = make_maps(problem, plan, params);
   check_cuda(cudaMemsetAsync(params.tickets, 0, plan.counter_bytes(), stream), "winograd_megakernel: counters");
   const int processors = runtime.device().processors;
-  switch (plan.store) {
-    case StoreMode::filters: return launch<StoreMode::filters>(params, maps, plan, processors, stream);
-    case StoreMode::pixels: return launch<StoreMode::pixels>(params, maps, plan, processors, stream);
-    case StoreMode::elements: return launch<StoreMode::elements>(params, maps, plan, processors, stream);
-  }
+  dispatch_value<StoreMode::filters, StoreMode::pixels, StoreMode::elements>(plan.store, [&](auto output) {
+    if constexpr (output() != StoreMode::elements) {
+      if (plan.plain) return launch_kernel<output(), true>(params, maps, plan, processors, stream);
+    }
+    launch_kernel<output(), false>(params, maps, plan, processors, stream);
+  });
 }
 
 template <typename T>

@@ -246,13 +246,10 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
 
 void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const bool near = args.problem.stride_h == 1;
-    switch (args.problem.r) {
-      case 3: return near ? launch<T, 3, 1>(args, runtime, config) : launch<T, 3, 2>(args, runtime, config);
-      case 5: return near ? launch<T, 5, 1>(args, runtime, config) : launch<T, 5, 2>(args, runtime, config);
-      default: return near ? launch<T, 7, 1>(args, runtime, config) : launch<T, 7, 2>(args, runtime, config);
-    }
+    dispatch_value<3, 5, 7>(args.problem.r, [&](auto r) {
+      dispatch_value<1, 2>(args.problem.stride_h,
+                           [&](auto stride) { launch<decltype(zero), r(), stride()>(args, runtime, config); });
+    });
   });
 }
 
