@@ -25,14 +25,10 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
   params.by_patch_w = SmallDivider(config.patch_w);
   params.by_slots = SmallDivider(config.group_tile * config.channels);
   params.by_channels = SmallDivider(config.channels);
-  params.h = problem.h, params.w = problem.w, params.p = problem.p(), params.q = problem.q();
   params.groups = problem.groups, params.c_per_group = problem.c_per_group();
   params.k_per_group = problem.k_per_group();
-  params.pad_h = problem.pad_h, params.pad_w = problem.pad_w;
   // Bounded by what fits shared memory, but for the dilation of a single tap, which multiplies zero.
-  params.r = as_int(problem.r), params.s = as_int(problem.s);
-  params.stride_h = as_int(problem.stride_h), params.stride_w = as_int(problem.stride_w);
-  params.dilation_h = as_int(problem.dilation_h), params.dilation_w = as_int(problem.dilation_w);
+  set_sizes(params, problem);
   params.nhwc = problem.layout == Layout::nhwc;
   return params;
 }

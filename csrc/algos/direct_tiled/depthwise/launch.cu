@@ -174,27 +174,22 @@ template <typename T>
 Params<T> make_params(const ConvArgs& args, const Config& config) {
   const ConvProblem& problem = args.problem;
   const std::int64_t tasks = problem.n * config.strips * config.column_tiles;
-  return {.x = static_cast<const T*>(args.x),
-          .weight = static_cast<const T*>(args.weight),
-          .y = static_cast<T*>(args.y),
-          .epilogue = make_epilogue<T>(args),
-          .x_image = problem.c * problem.h * problem.w,
-          .y_image = problem.k * problem.p() * problem.q(),
-          .c = as_int(problem.c),
-          .h = as_int(problem.h),
-          .w = as_int(problem.w),
-          .p = as_int(problem.p()),
-          .q = as_int(problem.q()),
-          .pad_h = as_int(problem.pad_h),
-          .pad_w = as_int(problem.pad_w),
-          .strip = config.strip,
-          .channel_tiles = as_int(config.channel_tiles),
-          .plain = args.residual == nullptr && problem.activation != Activation::silu,
-          .tasks = static_cast<unsigned>(problem.layout == Layout::nhwc ? tasks : tasks * problem.c),
-          .by_channel_tiles = config.channel_tiles,
-          .by_columns = config.column_tiles,
-          .by_strips = config.strips,
-          .by_c = problem.c};
+  Params<T> params{.x = static_cast<const T*>(args.x),
+                   .weight = static_cast<const T*>(args.weight),
+                   .y = static_cast<T*>(args.y),
+                   .epilogue = make_epilogue<T>(args),
+                   .x_image = problem.c * problem.h * problem.w,
+                   .y_image = problem.k * problem.p() * problem.q(),
+                   .strip = config.strip,
+                   .channel_tiles = as_int(config.channel_tiles),
+                   .plain = args.residual == nullptr && problem.activation != Activation::silu,
+                   .tasks = static_cast<unsigned>(problem.layout == Layout::nhwc ? tasks : tasks * problem.c),
+                   .by_channel_tiles = config.channel_tiles,
+                   .by_columns = config.column_tiles,
+                   .by_strips = config.strips,
+                   .by_c = problem.c};
+  set_sizes(params, problem);
+  return params;
 }
 
 template <typename T, int r, int stride>

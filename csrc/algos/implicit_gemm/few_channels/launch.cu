@@ -33,9 +33,6 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan) {
   params.by_patch_h = plan.patch_h, params.by_row_pairs = plan.weights.row_pairs(plan.dense);
   params.lines_at_once = plan.threads() / plan.line_chunks, params.rows_at_once = plan.threads() / plan.pixel_pairs;
   set_sizes(params, problem);
-  params.r = as_int(problem.r), params.s = as_int(problem.s);
-  params.stride_h = as_int(problem.stride_h), params.stride_w = as_int(problem.stride_w);
-  params.dilation_h = as_int(problem.dilation_h), params.dilation_w = as_int(problem.dilation_w);
   params.nhwc = nhwc, params.has_activation = problem.activation != Activation::none;
   params.vector = plan.stores_vectors;
   return params;

@@ -39,10 +39,6 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .y_pixel = out.w,
       .y_filter = out.c,
       .y_numel = problem.output_numel(),
-      .n = as_int(problem.n),
-      .p = as_int(problem.p()),
-      .q = as_int(problem.q()),
-      .k = as_int(problem.k),
       .tile_n = plan.tile_n,
       .tile_p = plan.tile_p,
       .tile_q = plan.tile_q,
@@ -66,13 +62,6 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .row_bytes = plan.box_w * input_row_bytes,
       .by_row = problem.q(),
       .by_rows = problem.p(),
-      .s = as_int(problem.s),
-      .stride_h = as_int(problem.stride_h),
-      .stride_w = as_int(problem.stride_w),
-      .pad_h = as_int(problem.pad_h),
-      .pad_w = as_int(problem.pad_w),
-      .dilation_h = as_int(problem.dilation_h),
-      .dilation_w = as_int(problem.dilation_w),
       .along_filters = problem.layout == Layout::nhwc,
       .vectors = false,
       .quads = false,
@@ -96,8 +85,8 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .scale = args.scale,
       .shift = args.shift,
       .floor = problem.input_activation == Activation::none ? -INFINITY : 0.0f,
-      .cap = problem.input_activation == Activation::relu6 ? 6.0f : INFINITY,
-      .c = as_int(problem.c)};
+      .cap = problem.input_activation == Activation::relu6 ? 6.0f : INFINITY};
+  set_sizes(params, problem);
   if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   params.vectors = plan.stores_vectors;
   params.stores_by_tma = plan.stores_by_tma && params.partial == nullptr;

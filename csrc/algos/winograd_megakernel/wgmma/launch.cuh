@@ -40,7 +40,6 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
                    .trace = {static_cast<TaskRecord*>(plan.instruments.records)},
                    .epilogue = make_epilogue<T>(args),
                    .report = runtime.wait_report(),
-                   .n = as_int(problem.n),
                    .y_image = out.n,
                    .y_filter = out.c,
                    .y_row = out.h,
