@@ -127,12 +127,9 @@ const Algorithm algorithm{
     .family = "direct",
     .summary = "direct, input patch and filters in shared memory",
     .source = 2,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
     .abilities = {.ranges = true, .gated = true},
 };
 

@@ -68,12 +68,9 @@ const Algorithm algorithm{
     .family = "gemm",
     .summary = "unroll inside the GEMM tile, kernel size a template constant",
     .source = 5,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
     .abilities = {.ranges = true},
 };
 

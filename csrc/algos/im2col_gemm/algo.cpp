@@ -161,12 +161,9 @@ const Algorithm algorithm{
     .family = "gemm",
     .summary = "unroll to a bounded buffer, then the library's GEMM",
     .source = 2,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
 };
 
 }  // namespace fastconv::algos::im2col_gemm

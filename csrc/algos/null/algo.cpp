@@ -38,13 +38,9 @@ const Algorithm algorithm{
     .name = "null",
     .family = "direct",
     .summary = "a template to copy from: scales each channel (1x1 depthwise)",
-    .source = 0,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
 };
 
 }  // namespace fastconv::algos::null

@@ -351,13 +351,9 @@ const Algorithm algorithm{
     .name = "torch",
     .family = "library",
     .summary = "PyTorch's own convolution (cuDNN, oneDNN)",
-    .source = 0,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
 };
 
 }  // namespace fastconv::algos::torch

@@ -65,12 +65,9 @@ const Algorithm algorithm{
     .family = "direct",
     .summary = "a plane per filter tap, then the sum of the planes",
     .source = 3,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
     .abilities = {.ranges = true},
 };
 

@@ -188,8 +188,6 @@ const Algorithm algorithm{
     .family = "winograd",
     .summary = "F(4x4,3x3) in one kernel: tasks in the order of a map, joined by counters",
     .source = 1,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,

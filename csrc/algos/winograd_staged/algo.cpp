@@ -166,8 +166,6 @@ constexpr Algorithm make_algorithm(const char* summary) {
       .family = "winograd",
       .summary = summary,
       .source = 1,
-      .on_cpu = true,
-      .on_cuda = true,
       .roundoffs = [](const ConvProblem& problem,
                       const DeviceInfo& device) { return roundoffs(noise<m>.gain, problem, device); },
       .supports = [](const ConvProblem& problem, const DeviceInfo&) { return supports(problem, name<m>); },
