@@ -11,6 +11,7 @@
 #include "core/device_info.h"
 #include "core/integers.h"
 #include "core/problem.h"
+#include "device/numeric.h"
 
 namespace fastconv::algos::implicit_gemm {
 
@@ -23,6 +24,12 @@ enum class Mode : std::uint8_t {
   fp16,
   bf16,
 };
+
+// Calls visit with the std::integral_constant that the mode is.
+template <typename Visitor>
+void dispatch_mode(Mode mode, const Visitor& visit) {
+  dispatch_value<Mode::split, Mode::single, Mode::fp16, Mode::bf16>(mode, visit);
+}
 
 inline const char* describe(Mode mode) {
   switch (mode) {

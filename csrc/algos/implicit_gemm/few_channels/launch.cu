@@ -1,8 +1,8 @@
 // Launches of the kernel for first layers.
-#include "algos/implicit_gemm/few_channels/launch.h"
-
 #include "algos/implicit_gemm/few_channels/kernel.cuh"
 #include "algos/implicit_gemm/few_channels/pack.cuh"
+#include "algos/implicit_gemm/shared/half.h"
+#include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"
@@ -66,21 +66,13 @@ void pack(const PackArgs& args, const Weights& weights, void* packed, Runtime& r
 }  // namespace
 
 void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  switch (plan.weights.mode) {
-    case Mode::split: return run<float, 3>(args, plan, runtime);
-    case Mode::single: return run<float, 1>(args, plan, runtime);
-    case Mode::fp16: return run<half_t, 1>(args, plan, runtime);
-    case Mode::bf16: return run<bfloat16_t, 1>(args, plan, runtime);
-  }
+  dispatch_mode(plan.weights.mode,
+                [&](auto mode) { run<ElementOf<mode()>, mode() == Mode::split ? 3 : 1>(args, plan, runtime); });
 }
 
 void pack(const PackArgs& args, const Weights& weights, void* packed, Runtime& runtime) {
-  switch (weights.mode) {
-    case Mode::split: return pack<float, 2>(args, weights, packed, runtime);
-    case Mode::single: return pack<float, 1>(args, weights, packed, runtime);
-    case Mode::fp16: return pack<half_t, 1>(args, weights, packed, runtime);
-    case Mode::bf16: return pack<bfloat16_t, 1>(args, weights, packed, runtime);
-  }
+  dispatch_mode(weights.mode,
+                [&](auto mode) { pack<ElementOf<mode()>, limbs_of(mode())>(args, weights, packed, runtime); });
 }
 
 }  // namespace fastconv::algos::implicit_gemm::few_channels

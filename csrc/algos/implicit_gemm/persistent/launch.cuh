@@ -4,8 +4,9 @@
 
 #include "algos/implicit_gemm/persistent/convert.cuh"
 #include "algos/implicit_gemm/persistent/kernel.cuh"
-#include "algos/implicit_gemm/persistent/launch.h"
 #include "algos/implicit_gemm/persistent/pack.cuh"
+#include "algos/implicit_gemm/persistent/plan.h"
+#include "algos/implicit_gemm/shared/half.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
@@ -164,8 +165,9 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
   }
 }
 
-template <typename T, Mode mode>
+template <Mode mode>
 void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  using T = ElementOf<mode>;
   const ConvProblem& problem = args.problem;
   const void* x = args.x;
   void* workspace = args.workspace;  // plan.workspace_bytes()
@@ -199,20 +201,23 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   }
 }
 
-template <typename T, Mode mode>
+template <Mode mode>
 void run_affine(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  using T = ElementOf<mode>;
   run_kernel<T, mode, false, Source::affine>(args, plan, make_params<T, mode>(args, plan, args.workspace, runtime),
                                              args.x, args.problem.dtype, runtime);
 }
 
-template <typename T, Mode mode>
+template <Mode mode>
 void run_gated(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  using T = ElementOf<mode>;
   run_kernel<T, mode, true, mode == Mode::single ? Source::raw : Source::fp16>(
       args, plan, make_params<T, mode>(args, plan, args.workspace, runtime), args.x, args.problem.dtype, runtime);
 }
 
-template <typename T, Mode mode>
+template <Mode mode>
 void pack_class(const PackArgs& args, Runtime& runtime) {
+  using T = ElementOf<mode>;
   const ConvProblem& problem = args.problem;
   const Weights weights = make_weights(problem);
   auto* packed = static_cast<unsigned char*>(args.packed);

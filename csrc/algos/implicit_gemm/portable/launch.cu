@@ -1,8 +1,7 @@
 // Launches of the kernel for every GPU since compute capability 8.0.
-#include "algos/implicit_gemm/portable/launch.h"
-
 #include "algos/implicit_gemm/portable/kernel.cuh"
 #include "algos/implicit_gemm/portable/pack.cuh"
+#include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"

@@ -1,6 +1,4 @@
 // From a plan to a launch of the single-tile kernel, of all classes: headers take longer to compile than a class does.
-#include "algos/implicit_gemm/single_tile/launch.h"
-
 #include "algos/implicit_gemm/single_tile/kernel.cuh"
 #include "core/kernels.h"
 #include "device/indexing.h"

@@ -158,11 +158,11 @@ void launch_products(const Plan& plan, const CUtensorMap& x, const CUtensorMap& 
   });
 }
 
-template <typename T, int products>
-void run_class(const WeightGradientArgs& args, Runtime& runtime) {
-  constexpr int limbs = products == 3 ? 2 : 1;
+template <Mode mode>
+void run_class(const WeightGradientArgs& args, const Plan& plan, Runtime& runtime) {
+  using T = ElementOf<mode>;
+  constexpr int products = mode == Mode::split ? 3 : 1, limbs = mode == Mode::split ? 2 : 1;
   const ConvProblem& problem = args.problem;
-  const auto& plan = plan_as<Plan>(args.kernel_plan);
   const auto stream = stream_of(runtime);
   const int processors = runtime.device().processors;
   auto* scale_memory = static_cast<ImageScale*>(args.workspace);

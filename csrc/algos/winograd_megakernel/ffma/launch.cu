@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "algos/winograd_megakernel/ffma/kernel.cuh"
-#include "algos/winograd_megakernel/ffma/launch.h"
 #include "algos/winograd_megakernel/ffma/pack.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"

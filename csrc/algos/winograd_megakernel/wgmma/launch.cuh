@@ -5,8 +5,8 @@
 #include <bit>
 
 #include "algos/winograd_megakernel/wgmma/kernel.cuh"
-#include "algos/winograd_megakernel/wgmma/launch.h"
 #include "algos/winograd_megakernel/wgmma/pack.cuh"
+#include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"
