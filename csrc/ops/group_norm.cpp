@@ -37,7 +37,7 @@ Tensor normed(const Tensor& x, std::optional<Tensor> weight, std::optional<Tenso
   norm.groups = groups, norm.epsilon = epsilon, norm.dtype = dtype_of(x);
   const DeviceInfo& device = device_of(x);
   const Layout layout = suggests_channels_last(x) ? Layout::nhwc : Layout::nchw;
-  if (layout == Layout::nchw || x.numel() == 0 || !has_group_norm(norm, device)) {
+  if (layout == Layout::nchw || x.numel() == 0 || !norm.has_kernels(device)) {
     const Tensor y = call_dispatcher("aten::group_norm", "", x, groups, weight, bias, epsilon, false);
     return in_layout(activate(y, norm.activation), layout);
   }

@@ -62,7 +62,7 @@ Tensor max_pool2d(const Tensor& x, IntList kernel, IntList stride, IntList paddi
     pool.dtype = dtype_of(x);
     if (pool.layout == Layout::nhwc && x.numel() > 0) pool.x_channels = channels_in_memory(x);
   }
-  if (dimensions == 4 && x.numel() > 0 && has_max_pool(pool, device)) {
+  if (dimensions == 4 && x.numel() > 0 && pool.has_kernels(device)) {
     const auto guard = device_guard(x);
     return run(pool.x_channels != 0 ? x : aligned(in_layout(x, pool.layout)), pool, device);
   }
@@ -74,7 +74,7 @@ Tensor max_pool2d(const Tensor& x, IntList kernel, IntList stride, IntList paddi
 Tensor pooled(const Tensor& y, const ConvProblem& problem) {
   const MaxPool pool = max_pool_of(problem);
   const DeviceInfo& device = device_of(y);
-  if (y.numel() > 0 && has_max_pool(pool, device)) return run(y, pool, device);
+  if (y.numel() > 0 && pool.has_kernels(device)) return run(y, pool, device);
   const IntList two{2, 2};
   return in_layout(call_dispatcher("aten::max_pool2d", "", y, two, two, IntList{0, 0}, IntList{1, 1}, false),
                    problem.layout);

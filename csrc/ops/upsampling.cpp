@@ -41,7 +41,7 @@ std::optional<Upsampling> upsampling_of(const Tensor& x, std::int64_t scale_h, s
   upsampling.scale_h = scale_h, upsampling.scale_w = scale_w;
   upsampling.x_channels = x_channels > 0 ? x_channels : x.size(1), upsampling.y_channels = y_channels;
   upsampling.dtype = dtype_of(x);
-  return has_upsampling(upsampling, device_of(x)) ? std::optional(upsampling) : std::nullopt;
+  return upsampling.has_kernels(device_of(x)) ? std::optional(upsampling) : std::nullopt;
 }
 
 Tensor run(const Upsampling& upsampling, const Tensor& given, GuardedOutput output) {
