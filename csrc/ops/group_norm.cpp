@@ -60,5 +60,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def(
       "group_norm(Tensor x, Tensor? weight, Tensor? bias, int groups, float epsilon, str activation) -> Tensor");
 }
-STABLE_TORCH_LIBRARY_IMPL(fastconv, CPU, library) { library.impl("group_norm", TORCH_BOX(&fastconv::ops::normed)); }
-STABLE_TORCH_LIBRARY_IMPL(fastconv, CUDA, library) { library.impl("group_norm", TORCH_BOX(&fastconv::ops::normed)); }
+FASTCONV_IMPLEMENT({ library.impl("group_norm", TORCH_BOX(&fastconv::ops::normed)); })

@@ -207,10 +207,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
       "int? max_workspace=None) -> str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                           \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                     \
-    library.impl("input_gradient", TORCH_BOX(&fastconv::ops::input_gradient));               \
-    library.impl("input_gradient_choice", TORCH_BOX(&fastconv::ops::input_gradient_choice)); \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("input_gradient", TORCH_BOX(&fastconv::ops::input_gradient));
+  library.impl("input_gradient_choice", TORCH_BOX(&fastconv::ops::input_gradient_choice));
+})

@@ -376,16 +376,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("layer_last(int layer) -> str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                         \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                   \
-    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));               \
-    library.impl("layer_forward_around", TORCH_BOX(&fastconv::ops::layer_forward_around)); \
-    library.impl("layer_left_to_torch", TORCH_BOX(&fastconv::ops::layer_left_to_torch));   \
-    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));                   \
-    library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh));               \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));
+  library.impl("layer_forward_around", TORCH_BOX(&fastconv::ops::layer_forward_around));
+  library.impl("layer_left_to_torch", TORCH_BOX(&fastconv::ops::layer_left_to_torch));
+  library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));
+  library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh));
+})
 
 STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   library.impl("layer_new", TORCH_BOX(&fastconv::ops::layer_new));

@@ -247,7 +247,7 @@ STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
 }
 
 // The gradients take autograd's place, too, for which PyTorch's formula would take the lists at their word.
-#define FASTCONV_IMPLEMENT(DEVICE)                                                           \
+#define FASTCONV_RECORD(DEVICE)                                                              \
   STABLE_TORCH_LIBRARY_IMPL(aten, DEVICE, library) {                                         \
     library.impl("_mps_convolution", TORCH_BOX(&fastconv::ops::recorded_convolution));       \
     library.impl("mps_convolution_backward", TORCH_BOX(&fastconv::ops::recorded_gradients)); \
@@ -255,5 +255,5 @@ STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   STABLE_TORCH_LIBRARY_IMPL(aten, Autograd##DEVICE, library) {                               \
     library.impl("mps_convolution_backward", TORCH_BOX(&fastconv::ops::recorded_gradients)); \
   }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_RECORD(CPU)
+FASTCONV_RECORD(CUDA)

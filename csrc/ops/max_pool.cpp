@@ -87,7 +87,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
       "max_pool2d(Tensor x, int[2] kernel, int[2] stride, int[2] padding, int[2] dilation, bool ceil_mode) -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(fastconv, CPU, library) { library.impl("max_pool2d", TORCH_BOX(&fastconv::ops::max_pool2d)); }
-STABLE_TORCH_LIBRARY_IMPL(fastconv, CUDA, library) {
-  library.impl("max_pool2d", TORCH_BOX(&fastconv::ops::max_pool2d));
-}
+FASTCONV_IMPLEMENT({ library.impl("max_pool2d", TORCH_BOX(&fastconv::ops::max_pool2d)); })

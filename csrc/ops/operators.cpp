@@ -380,18 +380,15 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def("set_measured(str lines) -> ()");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                             \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                       \
-    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                                 \
-    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));                       \
-    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));                   \
-    library.impl("conv2d_compiled", TORCH_BOX(&fastconv::ops::conv2d_compiled));               \
-    library.impl("conv2d_packed_compiled", TORCH_BOX(&fastconv::ops::conv2d_packed_compiled)); \
-    library.impl("conv2d_packed_into", TORCH_BOX(&fastconv::ops::conv2d_packed_into));         \
-    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));                 \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));
+  library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));
+  library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));
+  library.impl("conv2d_compiled", TORCH_BOX(&fastconv::ops::conv2d_compiled));
+  library.impl("conv2d_packed_compiled", TORCH_BOX(&fastconv::ops::conv2d_packed_compiled));
+  library.impl("conv2d_packed_into", TORCH_BOX(&fastconv::ops::conv2d_packed_into));
+  library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));
+})
 
 STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   library.impl("last_call", TORCH_BOX(&fastconv::ops::last_call));

@@ -138,10 +138,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   }
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                          \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                    \
-    library.impl("conv_transpose2d", TORCH_BOX(&fastconv::ops::conv_transpose2d));          \
-    library.impl("conv_transpose2d_compiled", TORCH_BOX(&fastconv::ops::conv_transpose2d)); \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("conv_transpose2d", TORCH_BOX(&fastconv::ops::conv_transpose2d));
+  library.impl("conv_transpose2d_compiled", TORCH_BOX(&fastconv::ops::conv_transpose2d));
+})

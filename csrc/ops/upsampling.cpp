@@ -81,10 +81,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("upsample_nearest2d_into(Tensor(a!) out, Tensor x, int scale_h, int scale_w) -> ()");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                               \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                         \
-    library.impl("upsample_nearest2d", TORCH_BOX(&fastconv::ops::upsample_nearest2d));           \
-    library.impl("upsample_nearest2d_into", TORCH_BOX(&fastconv::ops::upsample_nearest2d_into)); \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("upsample_nearest2d", TORCH_BOX(&fastconv::ops::upsample_nearest2d));
+  library.impl("upsample_nearest2d_into", TORCH_BOX(&fastconv::ops::upsample_nearest2d_into));
+})

@@ -109,10 +109,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
       "str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                             \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                       \
-    library.impl("weight_gradient", TORCH_BOX(&fastconv::ops::weight_gradient));               \
-    library.impl("weight_gradient_reason", TORCH_BOX(&fastconv::ops::weight_gradient_reason)); \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("weight_gradient", TORCH_BOX(&fastconv::ops::weight_gradient));
+  library.impl("weight_gradient_reason", TORCH_BOX(&fastconv::ops::weight_gradient_reason));
+})
