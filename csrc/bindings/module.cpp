@@ -8,11 +8,9 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/fit.h"
-#include "bindings/gradients.h"
 #include "core/error.h"
 #include "core/group_norm.h"
-#include "core/kernel_extent.h"
+#include "core/integers.h"
 #include "core/names.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
@@ -20,6 +18,9 @@
 
 namespace py = pybind11;
 using namespace fastconv;
+
+void bind_fit(py::module_& module);        // fit.cpp
+void bind_gradients(py::module_& module);  // gradients.cpp
 
 namespace {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "core/kernel_extent.h"
+#include "core/integers.h"
 #include "core/names.h"
 
 namespace fastconv::ops {

@@ -1,5 +1,3 @@
-#include "ops/input_gradient.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -6,7 +6,6 @@
 
 #include "core/error.h"
 #include "core/integers.h"
-#include "core/nhwc_operands.h"
 #include "device/flipped_filter.h"
 #include "device/group_norm.h"
 #include "device/max_pool.h"

@@ -8,7 +8,6 @@
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/convolution.h"
-#include "ops/input_gradient.h"
 #include "ops/kernel_table.h"
 #include "ops/transposed.h"
 #include "plan/gradients.h"

@@ -20,7 +20,6 @@
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/convolution.h"
-#include "ops/input_gradient.h"
 #include "ops/layer.h"
 #include "ops/transposed.h"
 

@@ -1,10 +1,9 @@
 // The operator max_pool2d: PyTorch's, of values alone, by a kernel of ours on CUDA where there is one.
-#include "ops/max_pool.h"
-
 #include <cstddef>
 #include <string>
 
 #include "ops/arguments.h"
+#include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
 

@@ -18,7 +18,6 @@
 #include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
-#include "ops/max_pool.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
 
@@ -333,6 +332,10 @@ std::string last_call() {
 // Records for last_call() a convolution that Python left to PyTorch.
 void record_torch(std::string accuracy) { remember_torch(accuracy_from_name(accuracy)); }
 
+// Does nothing: what PyTorch's dispatcher and the stable ABI take of a call, for the benchmarks of the host's time. The
+// arguments of a convolution with a handle, as `layer_forward` has them.
+std::optional<Tensor> empty_operator(Tensor, Tensor, std::optional<Tensor>, std::int64_t) { return std::nullopt; }
+
 std::string device_json(std::int64_t index) {
   const DeviceInfo& device = query_device(index < 0 ? DeviceType::cpu : DeviceType::cuda, static_cast<int>(index));
   return text_of("{\"type\": \"", device.type == DeviceType::cuda ? "cuda" : "cpu", "\", \"index\": ", device.index,
@@ -352,6 +355,7 @@ void set_measured(std::string lines) { fastconv::set_measured(lines); }
 
 // No keyword-only arguments: torch's autograd and autocast helpers reject them.
 STABLE_TORCH_LIBRARY(fastconv, library) {
+  library.def("empty_operator(Tensor input, Tensor weight, Tensor? bias, int layer) -> Tensor?");
   library.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, SymInt groups, str algorithm, str precision, str activation, float negative_slope, "
@@ -391,6 +395,7 @@ FASTCONV_IMPLEMENT({
 })
 
 STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
+  library.impl("empty_operator", TORCH_BOX(&fastconv::ops::empty_operator));
   library.impl("last_call", TORCH_BOX(&fastconv::ops::last_call));
   library.impl("record_torch", TORCH_BOX(&fastconv::ops::record_torch));
   library.impl("device_info", TORCH_BOX(&fastconv::ops::device_json));

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/kernel_extent.h"
+#include "core/integers.h"
 #include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/convolution.h"
-#include "ops/input_gradient.h"
 
 namespace fastconv::ops {
 namespace {

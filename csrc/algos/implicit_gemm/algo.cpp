@@ -11,7 +11,6 @@
 #include "core/fitted.h"
 #include "core/names.h"
 #include "core/roundoffs.h"
-#include "core/touched_pixels.h"
 
 namespace fastconv::algos::implicit_gemm {
 namespace {

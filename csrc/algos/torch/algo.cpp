@@ -9,7 +9,6 @@
 #include "core/fitted.h"
 #include "core/library_times.h"
 #include "core/roundoffs.h"
-#include "core/touched_pixels.h"
 
 namespace fastconv::algos::torch {
 namespace {

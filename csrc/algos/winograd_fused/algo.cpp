@@ -5,7 +5,6 @@
 
 #include "algos/winograd_fused/plan.h"
 #include "core/cost.h"
-#include "core/narrow_outputs.h"
 #include "core/roundoffs.h"
 #include "winograd/limits.h"
 
@@ -43,6 +42,13 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
                        " elements; winograd_fused needs below 2^31, 2^40 and 2^31");
   }
   return Support::yes();
+}
+
+// The factor for NHWC outputs of a few filters that do not fill whole vectors, which tiles of 64 or more filters store
+// one by one, between idle lanes: measured on an H200 with 1 and 3 filters (docs/log/87-suite-66b4f44.md).
+double narrow_outputs_factor(const ConvProblem& problem, double slowness) {
+  const bool whole = problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
+  return problem.layout == Layout::nhwc && problem.k < 8 && !whole ? slowness : 1.0;
 }
 
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {

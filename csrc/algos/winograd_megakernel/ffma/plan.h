@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "algos/winograd_megakernel/shared/cost.h"
 #include "core/device_info.h"
 #include "core/problem.h"
 #include "core/store_mode.h"
