@@ -41,9 +41,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
                        (cpu ? "scratch" : "shared memory"));
   }
   if (!cpu && is_gated(problem.activation)) return supports_gated(problem, device);
-  const Choice choice = cpu ? Choice{} : choose(problem, device);
-  const bool fits = cpu ? choose_cpu_config(problem).scratch_bytes() <= limit
-                        : choice.tiled || choice.resident || choice.depthwise || choice.few_filters || choice.pointwise;
+  const bool fits = cpu ? choose_cpu_config(problem).scratch_bytes() <= limit : choose(problem, device).has_value();
   if (fits) return Support::yes();
   const std::int64_t needed =
       cpu ? choose_cpu_config(problem).scratch_bytes() : channel_bytes(problem, tiles[tile_count - 1], 1);
@@ -70,42 +68,39 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const Choice choice = choose(problem, device);
   ConvPlan plan;
   plan.kernel_plan = keep_plan(choice);
-  if (choice.depthwise) {
-    const depthwise::Config& config = *choice.depthwise;
-    plan.config = text_of("depthwise, strips of ", config.strip, " rows, ",
+  if (const auto* config = std::get_if<depthwise::Config>(&*choice)) {
+    plan.config = text_of("depthwise, strips of ", config->strip, " rows, ",
                           problem.layout == Layout::nhwc ? depthwise::columns : 1, " columns",
-                          (config.pairs ? " of 2 channels" : ""), " a thread");
-    plan.cost_us = config.cost_us * (config.pairs                     ? 1.0
-                                     : problem.layout == Layout::nhwc ? own::depthwise_nhwc
-                                                                      : own::depthwise_nchw);
+                          (config->pairs ? " of 2 channels" : ""), " a thread");
+    plan.cost_us = config->cost_us * (config->pairs                    ? 1.0
+                                      : problem.layout == Layout::nhwc ? own::depthwise_nhwc
+                                                                       : own::depthwise_nchw);
     return plan;
   }
-  if (choice.few_filters) {
-    const few_filters::Config& config = *choice.few_filters;
+  if (const auto* config = std::get_if<few_filters::Config>(&*choice)) {
     plan.config = text_of("few filters, tile ", few_filters::tile_p, "x", few_filters::tile_q(problem.layout),
-                          " outputs, ", config.k_tile, " filters, ", config.blocks, " blocks");
-    plan.cost_us = config.cost_us;
+                          " outputs, ", config->k_tile, " filters, ", config->blocks, " blocks");
+    plan.cost_us = config->cost_us;
     return plan;
   }
-  if (choice.pointwise) {
-    const pointwise::Plan& config = *choice.pointwise;
-    plan.config = text_of("1x1, tile ", config.pixels(), " outputs, ", config.filters(), " filters, ", config.split(),
-                          " blocks a tile, ", config.shared_bytes, " bytes shared, ",
-                          config.vector_x        ? "vectors"
-                          : config.vector_weight ? "vectors of weights"
-                                                 : "elements");
-    plan.cost_us = config.cost_us;
+  if (const auto* config = std::get_if<pointwise::Plan>(&*choice)) {
+    plan.config = text_of("1x1, tile ", config->pixels(), " outputs, ", config->filters(), " filters, ",
+                          config->split(), " blocks a tile, ", config->shared_bytes, " bytes shared, ",
+                          config->vector_x        ? "vectors"
+                          : config->vector_weight ? "vectors of weights"
+                                                  : "elements");
+    plan.cost_us = config->cost_us;
     return plan;
   }
-  if (choice.resident) {
-    const resident::Config& config = *choice.resident;
-    plan.config = text_of("tile ", config.tile_p, "x", config.tile_q, " outputs, ", config.k_tile,
-                          " filters that stay, ", config.threads(), " threads, ", config.shared_bytes, " bytes shared");
+  if (const auto* config = std::get_if<resident::Config>(&*choice)) {
+    plan.config =
+        text_of("tile ", config->tile_p, "x", config->tile_q, " outputs, ", config->k_tile, " filters that stay, ",
+                config->threads(), " threads, ", config->shared_bytes, " bytes shared");
     // Made for the windows of first layers: a patch that is used by one tap is staged for few products.
-    plan.cost_us = (problem.r * problem.s == 1 ? own::resident_1x1 : 1.0) * config.cost_us;
+    plan.cost_us = (problem.r * problem.s == 1 ? own::resident_1x1 : 1.0) * config->cost_us;
     return plan;
   }
-  const Config& config = choice.tiled.value();
+  const Config& config = std::get<Config>(*choice);
   const Tile& tile = tiles[config.tile];
   plan.config = text_of("tile ", tile.p, "x", tile.q, " outputs, ", config.k_tile, " filters of ", config.group_tile,
                         " groups, ", config.channels, " channels, ", config.shared_bytes, " bytes shared");

@@ -44,7 +44,7 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   check_launch("direct_tiled");
 }
 
-void run_tiled(const ConvArgs& args, Runtime& runtime, const Config& config) {
+void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
     static_assert(tile_count == 3);
     dispatch_value<0, 1, 2>(config.tile, [&](auto tile) { launch<decltype(zero), tile()>(args, runtime, config); });
@@ -54,12 +54,7 @@ void run_tiled(const ConvArgs& args, Runtime& runtime, const Config& config) {
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
-  const Choice& choice = plan_as<Choice>(args.kernel_plan);
-  if (choice.depthwise) return depthwise::run_cuda(args, runtime, *choice.depthwise);
-  if (choice.few_filters) return few_filters::run_cuda(args, runtime, *choice.few_filters);
-  if (choice.pointwise) return pointwise::run_cuda(args, runtime, *choice.pointwise);
-  if (choice.resident) return resident::run_cuda(args, runtime, *choice.resident);
-  run_tiled(args, runtime, choice.tiled.value());
+  std::visit([&](const auto& config) { run_cuda(args, runtime, config); }, plan_as<Choice>(args.kernel_plan).value());
 }
 
 }  // namespace fastconv::algos::direct_tiled
