@@ -2,6 +2,7 @@
 #include <memory>
 #include <string>
 
+#include "algos/direct_tiled/depthwise/plan.h"
 #include "algos/direct_tiled/wgrad/plan.h"
 #include "core/cost.h"
 #include "core/roundoffs.h"
@@ -15,7 +16,7 @@ double gradient_roundoffs(const ConvProblem& problem, const DeviceInfo&) {
 
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   if (problem.output_numel() == 0) return Support::no("empty", "there is nothing to sum");
-  if (!wgrad::fits(problem)) {
+  if (!depthwise::has_kernel(problem)) {
     return Support::no("kernel_size",
                        "the weight gradient of direct_tiled is for depthwise kernels of 3x3, 5x5, 7x7 with "
                        "stride 1 or 2 and no dilation; the kernel is ",

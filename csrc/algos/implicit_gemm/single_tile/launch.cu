@@ -61,7 +61,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
                    .by_image = problem.p() * problem.q(),
                    .y_pitch = as_int(problem.y_pitch())};
   set_sizes(params, problem);
-  if (is_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
+  if (is_matrix_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   return params;
 }
 
@@ -80,7 +80,7 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
                                    : std::is_same_v<T, float>  ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32  // rounds
                                    : std::is_same_v<T, half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const CUtensorMap map = is_product(problem)
+  const CUtensorMap map = is_matrix_product(problem)
                               ? make_tensor_map(args.x, type, sizeof(T), 1, 1, problem.n * problem.h * problem.w,
                                                 problem.c, box, problem.x_pitch())
                               : make_tensor_map(args.x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c,
