@@ -68,7 +68,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const Choice choice = choose(problem, device);
   ConvPlan plan;
   plan.kernel_plan = keep_plan(choice);
-  if (const auto* config = std::get_if<depthwise::Config>(&*choice)) {
+  const auto& kernel = choice.value();
+  if (const auto* config = std::get_if<depthwise::Config>(&kernel)) {
     plan.config = text_of("depthwise, strips of ", config->strip, " rows, ",
                           problem.layout == Layout::nhwc ? depthwise::columns : 1, " columns",
                           (config->pairs ? " of 2 channels" : ""), " a thread");
@@ -77,13 +78,13 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                                                                        : own::depthwise_nchw);
     return plan;
   }
-  if (const auto* config = std::get_if<few_filters::Config>(&*choice)) {
+  if (const auto* config = std::get_if<few_filters::Config>(&kernel)) {
     plan.config = text_of("few filters, tile ", few_filters::tile_p, "x", few_filters::tile_q(problem.layout),
                           " outputs, ", config->k_tile, " filters, ", config->blocks, " blocks");
     plan.cost_us = config->cost_us;
     return plan;
   }
-  if (const auto* config = std::get_if<pointwise::Plan>(&*choice)) {
+  if (const auto* config = std::get_if<pointwise::Plan>(&kernel)) {
     plan.config = text_of("1x1, tile ", config->pixels(), " outputs, ", config->filters(), " filters, ",
                           config->split(), " blocks a tile, ", config->shared_bytes, " bytes shared, ",
                           config->vector_x        ? "vectors"
@@ -92,7 +93,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     plan.cost_us = config->cost_us;
     return plan;
   }
-  if (const auto* config = std::get_if<resident::Config>(&*choice)) {
+  if (const auto* config = std::get_if<resident::Config>(&kernel)) {
     plan.config =
         text_of("tile ", config->tile_p, "x", config->tile_q, " outputs, ", config->k_tile, " filters that stay, ",
                 config->threads(), " threads, ", config->shared_bytes, " bytes shared");
@@ -100,7 +101,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     plan.cost_us = (problem.r * problem.s == 1 ? own::resident_1x1 : 1.0) * config->cost_us;
     return plan;
   }
-  const Config& config = std::get<Config>(*choice);
+  const Config& config = std::get<Config>(kernel);
   const Tile& tile = tiles[config.tile];
   plan.config = text_of("tile ", tile.p, "x", tile.q, " outputs, ", config.k_tile, " filters of ", config.group_tile,
                         " groups, ", config.channels, " channels, ", config.shared_bytes, " bytes shared");

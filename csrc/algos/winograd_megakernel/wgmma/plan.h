@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/device_info.h"
+#include "core/integers.h"
 #include "core/problem.h"
 #include "core/store_mode.h"
 #include "winograd/instruments.h"
