@@ -32,7 +32,7 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"this network is of {name}: pip install 'fastconv[bench]'") from error
+        raise ImportError(f"this network is of {name}: pip install 'fastconv[corpus]'") from error
 
 
 def _torchvision(name: str, module: str = "") -> Callable[[], nn.Module]:
