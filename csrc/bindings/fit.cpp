@@ -1,5 +1,4 @@
-#include "bindings/fit.h"
-
+#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <limits>

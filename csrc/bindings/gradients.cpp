@@ -1,6 +1,5 @@
 // The choices of gradients, and of all passes where nothing was measured.
-#include "bindings/gradients.h"
-
+#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <string>

@@ -8,11 +8,9 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/fit.h"
-#include "bindings/gradients.h"
 #include "core/error.h"
 #include "core/group_norm.h"
-#include "core/kernel_extent.h"
+#include "core/integers.h"
 #include "core/names.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
@@ -20,6 +18,9 @@
 
 namespace py = pybind11;
 using namespace fastconv;
+
+void bind_fit(py::module_& module);        // fit.cpp
+void bind_gradients(py::module_& module);  // gradients.cpp
 
 namespace {
 
@@ -55,15 +56,13 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   problem.input_affine = input_activation.has_value();
   problem.input_activation = activation_from_name(before);
   require(!max_error || *max_error >= 1.0,
-          "max_error is " + std::to_string(max_error.value_or(0.0)) + "; expected a number of at least 1");
+          text_of("max_error is ", max_error.value_or(0.0), "; expected a number of at least 1"));
   require(!max_workspace || *max_workspace >= 0,
-          "max_workspace is " + std::to_string(max_workspace.value_or(0)) + "; expected bytes of at least 0");
+          text_of("max_workspace is ", max_workspace.value_or(0), "; expected bytes of at least 0"));
   problem.limits = {max_error.value_or(0.0), max_workspace.value_or(-1)};
-  const auto pair = [](std::int64_t first, std::int64_t second) {
-    return "(" + std::to_string(first) + ", " + std::to_string(second) + ")";
-  };
+  const auto pair = [](std::int64_t first, std::int64_t second) { return text_of("(", first, ", ", second, ")"); };
   for (const auto& [name, size] : {std::pair{"n", n}, {"c", c}, {"h", h}, {"w", w}, {"k", k}, {"r", r}, {"s", s}}) {
-    require(size >= 0, std::string(name) + " is " + std::to_string(size) + "; expected a size of at least 0");
+    require(size >= 0, text_of(name, " is ", size, "; expected a size of at least 0"));
   }
   require(problem.stride_h > 0 && problem.stride_w > 0,
           "stride is " + pair(problem.stride_h, problem.stride_w) + "; expected two positive integers");
@@ -72,8 +71,7 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   require(problem.dilation_h > 0 && problem.dilation_w > 0,
           "dilation is " + pair(problem.dilation_h, problem.dilation_w) + "; expected two positive integers");
   require(groups > 0 && c % groups == 0 && k % groups == 0,
-          "groups is " + std::to_string(groups) + "; expected a positive divisor of C = " + std::to_string(c) +
-              " and K = " + std::to_string(k));
+          text_of("groups is ", groups, "; expected a positive divisor of C = ", c, " and K = ", k));
   require(h < max_extent && w < max_extent, "the input is " + pair(h, w) + "; expected below 2^62");
   require(problem.pad_h < max_extent / 2 && problem.pad_w < max_extent / 2,
           "padding is " + pair(problem.pad_h, problem.pad_w) + "; expected below 2^61");
@@ -84,10 +82,9 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   for (const auto& [name, channels, least] :
        {std::tuple{"x_channels", x_channels, c}, std::tuple{"y_channels", y_channels, k}}) {
     require(channels == 0 || (channels >= least && problem.layout == Layout::nhwc),
-            std::string(name) + " is " + std::to_string(channels) + "; expected 0, or at least " +
-                std::to_string(least) + " in layout nhwc");
+            text_of(name, " is ", channels, "; expected 0, or at least ", least, " in layout nhwc"));
   }
-  require(y_channels == 0 || !max_pool, "y_channels is " + std::to_string(y_channels) + "; expected 0 with a max-pool");
+  require(y_channels == 0 || !max_pool, text_of("y_channels is ", y_channels, "; expected 0 with a max-pool"));
   require(!max_pool || !residual, "max_pool is True; expected no residual beside it");
   require(!max_pool || (problem.p() >= 2 && problem.q() >= 2),
           "max_pool is True of an output of " + pair(problem.p(), problem.q()) + "; expected at least (2, 2)");
@@ -237,8 +234,7 @@ void bind_task_map(py::module_& module) {
       .def("task_at",
            [](const TaskMap& map, std::int32_t position) {
              if (position < 0 || position >= map.size()) {
-               throw InvalidArgument("position is " + std::to_string(position) + "; expected 0 to " +
-                                     std::to_string(map.size() - 1));
+               throw InvalidArgument(text_of("position is ", position, "; expected 0 to ", map.size() - 1));
              }
              const Task task = map.task_at(position);
              return std::make_tuple(static_cast<std::int32_t>(task.kind), task.group, task.index);

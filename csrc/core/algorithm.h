@@ -10,6 +10,7 @@
 #include "core/device_info.h"
 #include "core/kernel_plan.h"
 #include "core/problem.h"
+#include "core/text.h"
 
 namespace fastconv {
 
@@ -21,7 +22,10 @@ struct Support {
   std::string reason;
 
   static Support yes() { return {}; }
-  static Support no(std::string code, std::string reason) { return {false, std::move(code), std::move(reason)}; }
+  template <typename... Parts>
+  static Support no(std::string code, const Parts&... reason) {
+    return {false, std::move(code), text_of(reason...)};
+  }
 };
 
 template <typename Plan>
@@ -54,6 +58,9 @@ struct PackedWeight {
   std::size_t bytes = 0;
 };
 
+// For an algorithm that reads the plain weight.
+PackedWeight plain_weight(const ConvProblem& problem, const DeviceInfo& device);
+
 // How independent errors of a Winograd tile's products grow: its matrices say so (core/roundoffs.h has the numbers).
 struct TransformNoise {
   double gain = 1.0;             // on data whose neighbours are of like size, all outputs of a tile taken together
@@ -80,15 +87,14 @@ struct Algorithm {
   const char* name;
   const char* family;   // direct, gemm, winograd, library
   const char* summary;  // one line
-  int source;           // published system it comes from (docs/concepts/algorithms.md); 0: ours or PyTorch
-  bool on_cpu;
-  bool on_cuda;
+  int source = 0;       // published system it comes from (docs/concepts/algorithms.md); 0: ours or PyTorch
+  bool on_cpu = true, on_cuda = true;
   // The expected error before the result is rounded to its type (core/roundoffs.h); 0: the class is not offered. What
   // `auto` admits is decided by it, and tests hold the algorithm to it.
   double (*roundoffs)(const ConvProblem& problem, const DeviceInfo& device);
   Support (*supports)(const ConvProblem& problem, const DeviceInfo& device);  // may assume supports_common() is yes
   ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);     // requires supports().ok
-  PackedWeight (*packed_weight)(const ConvProblem& problem, const DeviceInfo& device);
+  PackedWeight (*packed_weight)(const ConvProblem& problem, const DeviceInfo& device) = plain_weight;
   Arithmetic arithmetic = {};  // tests take their bounds from it
   Abilities abilities = {};
 };
@@ -102,8 +108,5 @@ struct WeightGradient {
   // been read, and the time has that of the copies: whoever runs it brings NCHW operands there.
   ConvPlan (*plan)(const ConvProblem& problem, const DeviceInfo& device);
 };
-
-// For an algorithm that reads the plain weight.
-PackedWeight plain_weight(const ConvProblem& problem, const DeviceInfo& device);
 
 }  // namespace fastconv

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/device_info.h"
 #include "core/problem.h"
 
 namespace fastconv {
@@ -23,6 +24,9 @@ struct MaxPool {
   // Elements from one pixel of x to the next, in NHWC.
   constexpr std::int64_t x_pitch() const { return x_channels != 0 ? x_channels : c; }
   constexpr bool is_dilated() const { return dilation_h != 1 || dilation_w != 1; }
+  bool has_kernels(const DeviceInfo& device) const {
+    return device.type == DeviceType::cuda && device.has_kernels && dtype != DType::other && counts_in_31_bits();
+  }
   // Whether they fit the kernels: elements of an image, coordinates, rows and blocks.
   constexpr bool counts_in_31_bits() const {
     constexpr std::int64_t limit = std::int64_t{1} << 30;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/text.h"
 
 namespace fastconv {
 namespace {
@@ -74,8 +75,8 @@ std::string to_string(const ConvProblem& problem) {
                 static_cast<long long>(problem.dilation_w), static_cast<long long>(problem.groups),
                 name_of(problem.layout), name_of(problem.dtype), name_of(problem.accuracy));
   std::string whole = text;
-  if (problem.x_channels != 0) whole += " of " + std::to_string(problem.x_channels) + " channels";
-  if (problem.y_channels != 0) whole += " into " + std::to_string(problem.y_channels) + " channels";
+  if (problem.x_channels != 0) whole += text_of(" of ", problem.x_channels, " channels");
+  if (problem.y_channels != 0) whole += text_of(" into ", problem.y_channels, " channels");
   if (problem.input_affine) whole += std::string(" affine input, ") + name_of(problem.input_activation) + ";";
   if (problem.residual == Residual::before) whole += " + residual";
   if (problem.activation != Activation::none) whole += std::string(" + ") + name_of(problem.activation);
@@ -86,7 +87,7 @@ std::string to_string(const ConvProblem& problem) {
     std::snprintf(text, sizeof text, " max_error %.6g", problem.limits.max_error);
     whole += text;
   }
-  if (problem.limits.max_workspace >= 0) whole += " max_workspace " + std::to_string(problem.limits.max_workspace);
+  if (problem.limits.max_workspace >= 0) whole += text_of(" max_workspace ", problem.limits.max_workspace);
   return whole;
 }
 

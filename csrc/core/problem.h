@@ -105,6 +105,8 @@ ConvProblem without_ranges(const ConvProblem& problem);
 
 // Of a copy of the input in NHWC, in a workspace (ConvPlan::reads_nhwc).
 std::size_t nhwc_input_bytes(const ConvProblem& problem);
+// Of both operands of a weight gradient, one behind the other.
+std::size_t nhwc_operand_bytes(const ConvProblem& problem);
 
 std::size_t hash_value(const ConvProblem& problem);
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/device_info.h"
 #include "core/problem.h"
 
 namespace fastconv {
@@ -14,6 +15,10 @@ struct Upsampling {
   std::int64_t x_channels = 0, y_channels = 0;  // of a pixel in memory: more than C where it is a range of channels
   DType dtype = DType::f32;
 
+  bool has_kernels(const DeviceInfo& device) const {
+    return device.type == DeviceType::cuda && device.has_kernels && dtype != DType::other && counts_in_31_bits() &&
+           is_pytorchs();
+  }
   // Whether they fit the kernel: rows, elements of a row, and the threads.
   constexpr bool counts_in_31_bits() const {
     constexpr std::int64_t limit = std::int64_t{1} << 31;

@@ -36,12 +36,31 @@ inline Strides4 output_strides(const ConvProblem& problem) {
 // For kernels that count in 32 bits: the planner has seen to it that the value fits.
 constexpr int as_int(std::int64_t value) { return static_cast<int>(value); }
 
-// The sizes of a problem that parameters of kernels have under the same names.
-template <typename Params>
-void set_sizes(Params& params, const ConvProblem& problem) {
-  params.c = as_int(problem.c), params.h = as_int(problem.h), params.w = as_int(problem.w);
-  params.k = as_int(problem.k), params.p = as_int(problem.p()), params.q = as_int(problem.q());
-  params.pad_h = as_int(problem.pad_h), params.pad_w = as_int(problem.pad_w);
+// The sizes of a convolution, or of a pool, that parameters of a kernel have under the same names.
+template <typename Params, typename Problem>
+void set_sizes(Params& params, const Problem& problem) {
+#define FASTCONV_SET(NAME, VALUE) \
+  if constexpr (requires {        \
+                  params.NAME;    \
+                  problem.VALUE;  \
+                })                \
+  params.NAME = static_cast<decltype(params.NAME)>(problem.VALUE)
+  FASTCONV_SET(n, n);
+  FASTCONV_SET(c, c);
+  FASTCONV_SET(h, h);
+  FASTCONV_SET(w, w);
+  FASTCONV_SET(k, k);
+  FASTCONV_SET(p, p());
+  FASTCONV_SET(q, q());
+  FASTCONV_SET(r, r);
+  FASTCONV_SET(s, s);
+  FASTCONV_SET(stride_h, stride_h);
+  FASTCONV_SET(stride_w, stride_w);
+  FASTCONV_SET(pad_h, pad_h);
+  FASTCONV_SET(pad_w, pad_w);
+  FASTCONV_SET(dilation_h, dilation_h);
+  FASTCONV_SET(dilation_w, dilation_w);
+#undef FASTCONV_SET
 }
 
 }  // namespace fastconv

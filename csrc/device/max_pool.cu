@@ -111,14 +111,10 @@ template <typename V>
 void launch(const MaxPool& pool, const void* x, void* y, std::int64_t images, std::int64_t channels, std::int64_t pixel,
             Runtime& runtime) {
   Parameters a{};
-  a.h = as_int(pool.h), a.w = as_int(pool.w);
+  set_sizes(a, pool);
   a.pixel = as_int(pixel), a.pitch = as_int(pool.w * pixel), a.image = pool.h * a.pitch;
   a.rows = as_int(images * pool.p), a.length = as_int(pool.q * channels);
   a.channels = channels, a.p = pool.p;
-  a.r = as_int(pool.r), a.s = as_int(pool.s);
-  a.stride_h = as_int(pool.stride_h), a.stride_w = as_int(pool.stride_w);
-  a.pad_h = as_int(pool.pad_h), a.pad_w = as_int(pool.pad_w);
-  a.dilation_h = as_int(pool.dilation_h), a.dilation_w = as_int(pool.dilation_w);
   int lanes = 8;
   while (lanes < a.length && lanes < max_lanes) lanes *= 2;
   const dim3 block(lanes, block_threads / lanes);

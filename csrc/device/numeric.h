@@ -4,6 +4,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
 
 #include "core/problem.h"
 
@@ -105,6 +108,16 @@ FASTCONV_HOST_DEVICE half_t from_float<half_t>(float value) {
 }
 
 #endif
+
+// Calls `visit` with the one of these constants that the value equals, as a std::integral_constant.
+template <auto... constants, typename Value, typename Visitor>
+void dispatch_value(Value value, const Visitor& visit) {
+  const bool found =
+      ((value == constants && (visit(std::integral_constant<decltype(constants), constants>{}), true)) || ...);
+  if (!found) {
+    throw std::logic_error("dispatch_value: nothing is compiled for " + std::to_string(static_cast<long long>(value)));
+  }
+}
 
 // Calls `visit` with a value of the element type: dispatch(dtype, [&](auto zero) { using T = decltype(zero); ... }).
 template <typename Visitor>

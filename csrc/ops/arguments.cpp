@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "core/kernel_extent.h"
+#include "core/integers.h"
 #include "core/names.h"
 
 namespace fastconv::ops {
@@ -18,7 +18,7 @@ DType dtype_of(const Tensor& tensor) {
 
 std::string to_text(const std::vector<std::int64_t>& values) {
   std::string text = "[";
-  for (std::size_t i = 0; i < values.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(values[i]);
+  for (std::size_t i = 0; i < values.size(); ++i) text += text_of(i == 0 ? "" : ", ", values[i]);
   return text + "]";
 }
 
@@ -86,11 +86,10 @@ Tensor aligned(const Tensor& tensor) {
 }
 
 Limits limits_of(std::optional<double> max_error, std::optional<std::int64_t> max_workspace) {
-  FASTCONV_REQUIRE(!max_error || *max_error >= 1.0, "max_error is " + std::to_string(max_error.value_or(0.0)) +
-                                                        "; expected a number of at least 1, or None");
-  FASTCONV_REQUIRE(
-      !max_workspace || *max_workspace >= 0,
-      "max_workspace is " + std::to_string(max_workspace.value_or(0)) + "; expected bytes of at least 0, or None");
+  FASTCONV_REQUIRE(!max_error || *max_error >= 1.0, "max_error is ", max_error.value_or(0.0),
+                   "; expected a number of at least 1, or None");
+  FASTCONV_REQUIRE(!max_workspace || *max_workspace >= 0, "max_workspace is ", max_workspace.value_or(0),
+                   "; expected bytes of at least 0, or None");
   return {max_error.value_or(0.0), max_workspace.value_or(-1)};
 }
 
@@ -106,16 +105,16 @@ ConvProblem settings_of(const IntList& stride, const IntList& padding, const Int
 }
 
 ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments) {
-  FASTCONV_REQUIRE(input.dim() == 4,
-                   "input has shape " + to_text(shape_of(input)) + "; expected 4 dimensions [N, C, H, W]");
-  FASTCONV_REQUIRE(weight_shape.size() == 4,
-                   "weight has shape " + to_text(weight_shape) + "; expected 4 dimensions [K, C/groups, R, S]");
-  FASTCONV_REQUIRE(arguments.stride.size() == 2 && arguments.stride[0] > 0 && arguments.stride[1] > 0,
-                   "stride is " + to_text(arguments.stride) + "; expected two positive integers");
+  FASTCONV_REQUIRE(input.dim() == 4, "input has shape ", to_text(shape_of(input)),
+                   "; expected 4 dimensions [N, C, H, W]");
+  FASTCONV_REQUIRE(weight_shape.size() == 4, "weight has shape ", to_text(weight_shape),
+                   "; expected 4 dimensions [K, C/groups, R, S]");
+  FASTCONV_REQUIRE(arguments.stride.size() == 2 && arguments.stride[0] > 0 && arguments.stride[1] > 0, "stride is ",
+                   to_text(arguments.stride), "; expected two positive integers");
   FASTCONV_REQUIRE(arguments.padding.size() == 2 && arguments.padding[0] >= 0 && arguments.padding[1] >= 0,
-                   "padding is " + to_text(arguments.padding) + "; expected two non-negative integers");
+                   "padding is ", to_text(arguments.padding), "; expected two non-negative integers");
   FASTCONV_REQUIRE(arguments.dilation.size() == 2 && arguments.dilation[0] > 0 && arguments.dilation[1] > 0,
-                   "dilation is " + to_text(arguments.dilation) + "; expected two positive integers");
+                   "dilation is ", to_text(arguments.dilation), "; expected two positive integers");
   ConvProblem problem =
       settings_of(arguments.stride, arguments.padding, arguments.dilation, arguments.groups, arguments.limits);
   problem.n = input.size(0), problem.c = input.size(1), problem.h = input.size(2), problem.w = input.size(3);
@@ -130,43 +129,38 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
   problem.max_pool = arguments.max_pool;
 
   // As PyTorch: an empty batch and no input channels are problems, other empty inputs are mistakes.
-  FASTCONV_REQUIRE(problem.n == 0 || problem.c == 0 || (problem.h > 0 && problem.w > 0),
-                   "input has shape " + to_text(shape_of(input)) + "; expected H and W of at least 1");
+  FASTCONV_REQUIRE(problem.n == 0 || problem.c == 0 || (problem.h > 0 && problem.w > 0), "input has shape ",
+                   to_text(shape_of(input)), "; expected H and W of at least 1");
   FASTCONV_REQUIRE(problem.k > 0, "weight has K = 0 output channels; expected at least 1");
   const std::int64_t g = problem.groups;
-  FASTCONV_REQUIRE(g > 0, "groups is " + std::to_string(g) + "; expected a positive integer");
-  FASTCONV_REQUIRE(problem.k % g == 0, "weight has K = " + std::to_string(problem.k) +
-                                           " output channels; expected a multiple of groups = " + std::to_string(g));
-  FASTCONV_REQUIRE(problem.c == weight_shape[1] * g,
-                   "input has C = " + std::to_string(problem.c) +
-                       " channels; expected weight.shape[1] * groups = " + std::to_string(weight_shape[1] * g));
+  FASTCONV_REQUIRE(g > 0, "groups is ", g, "; expected a positive integer");
+  FASTCONV_REQUIRE(problem.k % g == 0, "weight has K = ", problem.k,
+                   " output channels; expected a multiple of groups = ", g);
+  FASTCONV_REQUIRE(problem.c == weight_shape[1] * g, "input has C = ", problem.c,
+                   " channels; expected weight.shape[1] * groups = ", weight_shape[1] * g);
   for (const std::int64_t padding : arguments.padding) {
-    FASTCONV_REQUIRE(padding < max_extent / 2, "padding is " + to_text(arguments.padding) + "; expected below 2^61");
+    FASTCONV_REQUIRE(padding < max_extent / 2, "padding is ", to_text(arguments.padding), "; expected below 2^61");
   }
   FASTCONV_REQUIRE(problem.h + 2 * problem.pad_h >= kernel_extent(problem.r, problem.dilation_h) &&
                        problem.w + 2 * problem.pad_w >= kernel_extent(problem.s, problem.dilation_w),
-                   "padded input is " + std::to_string(problem.h + 2 * problem.pad_h) + " x " +
-                       std::to_string(problem.w + 2 * problem.pad_w) + "; expected at least the kernel's extent " +
-                       std::to_string(kernel_extent(problem.r, problem.dilation_h)) + " x " +
-                       std::to_string(kernel_extent(problem.s, problem.dilation_w)));
+                   "padded input is ", problem.h + 2 * problem.pad_h, " x ", problem.w + 2 * problem.pad_w,
+                   "; expected at least the kernel's extent ", kernel_extent(problem.r, problem.dilation_h), " x ",
+                   kernel_extent(problem.s, problem.dilation_w));
   if (arguments.bias) {
-    FASTCONV_REQUIRE(
-        shape_of(*arguments.bias) == IntList(1, problem.k),
-        "bias has shape " + to_text(shape_of(*arguments.bias)) + "; expected " + to_text(IntList(1, problem.k)));
+    FASTCONV_REQUIRE(shape_of(*arguments.bias) == IntList(1, problem.k), "bias has shape ",
+                     to_text(shape_of(*arguments.bias)), "; expected ", to_text(IntList(1, problem.k)));
     require_same_kind(input, *arguments.bias, "bias");
   }
   if (arguments.residual) {
     const std::int64_t k = problem.c == 0 ? 0 : problem.k;  // what PyTorch makes of no input channels
     const IntList expected{problem.n, k, problem.p(), problem.q()};
-    FASTCONV_REQUIRE(shape_of(*arguments.residual) == expected, "residual has shape " +
-                                                                    to_text(shape_of(*arguments.residual)) +
-                                                                    "; expected the output's " + to_text(expected));
+    FASTCONV_REQUIRE(shape_of(*arguments.residual) == expected, "residual has shape ",
+                     to_text(shape_of(*arguments.residual)), "; expected the output's ", to_text(expected));
     require_same_kind(input, *arguments.residual, "residual");
   }
   FASTCONV_REQUIRE(!problem.max_pool || !arguments.residual, "max_pool is True; expected no residual beside it");
-  FASTCONV_REQUIRE(
-      !problem.max_pool || (problem.p() >= 2 && problem.q() >= 2),
-      "max_pool is True of an output of " + to_text({problem.p(), problem.q()}) + "; expected at least [2, 2]");
+  FASTCONV_REQUIRE(!problem.max_pool || (problem.p() >= 2 && problem.q() >= 2), "max_pool is True of an output of ",
+                   to_text({problem.p(), problem.q()}), "; expected at least [2, 2]");
   return problem;
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/problem.h"
+#include "core/text.h"
 #include "ops/runtime.h"
 #include "ops/stable.h"
 #include "plan/measured.h"
@@ -22,8 +23,8 @@ using IntList = std::vector<std::int64_t>;
 
 // A macro, so that the message is built only if the condition fails. A std::runtime_error, Python's RuntimeError as of
 // PyTorch's own operators: before torch 2.15 std::invalid_argument arrives there as a ValueError.
-#define FASTCONV_REQUIRE(condition, message) \
-  if (!(condition)) throw std::runtime_error(std::string("fastconv: ") + (message))
+#define FASTCONV_REQUIRE(condition, ...) \
+  if (!(condition)) throw std::runtime_error(text_of("fastconv: ", __VA_ARGS__))
 
 std::string to_text(const std::vector<std::int64_t>& values);
 DType dtype_of(const Tensor& tensor);

@@ -10,13 +10,11 @@
 
 #include "core/error.h"
 #include "core/integers.h"
-#include "core/kernel_extent.h"
 #include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
-#include "ops/max_pool.h"
 #include "plan/registry.h"
 
 namespace fastconv::ops {

@@ -102,4 +102,14 @@ Tensor general_convolution(const Tensor& input, const Tensor& weight, const std:
 Tensor run_weight_gradient(const Tensor& input, const Tensor& grad, const WeightGradientChoice& choice,
                            const ConvProblem& problem);
 
+// The problem's max-pool of its convolution's y [N, K, P, Q], dense in its layout.
+Tensor pooled(const Tensor& y, const ConvProblem& problem);
+
+// By forward convolutions of stride 1 with the filter flipped: dx [N, C, H, W] + bias [C] from grad [N, K, P, Q] and
+// weight [K, C/groups, R, S], in the layout of `problem`, which is the forward convolution's. method: not `torch`.
+// algorithm: of the convolutions. admitted: as for admits_torch.
+Tensor input_gradient_by_convolutions(InputGradientMethod method, const std::string& algorithm,
+                                      const ConvProblem& problem, const Tensor& grad, const Tensor& weight,
+                                      const std::optional<Tensor>& bias, bool admitted = false);
+
 }  // namespace fastconv::ops

@@ -1,5 +1,3 @@
-#include "ops/input_gradient.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -159,7 +157,7 @@ Tensor input_gradient_by_convolutions(InputGradientMethod method, const std::str
 namespace {
 
 Sizes4 sizes_of(const IntList& input_size) {
-  FASTCONV_REQUIRE(input_size.size() == 4, "input_size is " + to_text(input_size) + "; expected [N, C, H, W]");
+  FASTCONV_REQUIRE(input_size.size() == 4, "input_size is ", to_text(input_size), "; expected [N, C, H, W]");
   return {input_size[0], input_size[1], input_size[2], input_size[3]};
 }
 
@@ -186,8 +184,8 @@ Tensor input_gradient(const Tensor& grad, const Tensor& weight, std::optional<Te
   const ConvProblem settings = settings_of(stride, padding, dilation, groups, limits_of(max_error, max_workspace));
   const std::optional<ConvProblem> problem =
       input_gradient_problem(settings, sizes_of(input_size), grad, weight, bias, accuracy_from_name(precision));
-  FASTCONV_REQUIRE(problem, "grad " + to_text(shape_of(grad)) + " and weight " + to_text(shape_of(weight)) +
-                                " do not make an input gradient " + to_text(input_size));
+  FASTCONV_REQUIRE(problem, "grad ", to_text(shape_of(grad)), " and weight ", to_text(shape_of(weight)),
+                   " do not make an input gradient ", to_text(input_size));
   const auto method = together ? InputGradientMethod::together : InputGradientMethod::phases;
   return input_gradient_by_convolutions(method, algorithm, *problem, grad, weight, bias);
 }
@@ -207,10 +205,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
       "int? max_workspace=None) -> str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                           \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                     \
-    library.impl("input_gradient", TORCH_BOX(&fastconv::ops::input_gradient));               \
-    library.impl("input_gradient_choice", TORCH_BOX(&fastconv::ops::input_gradient_choice)); \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("input_gradient", TORCH_BOX(&fastconv::ops::input_gradient));
+  library.impl("input_gradient_choice", TORCH_BOX(&fastconv::ops::input_gradient_choice));
+})

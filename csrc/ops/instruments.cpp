@@ -23,9 +23,7 @@ void instrumented_megakernel(Tensor input, Tensor packed, std::optional<Tensor> 
                              Tensor output, std::optional<Tensor> records) {
   const auto narrow = [](std::int64_t value, std::int64_t least, const char* name) {
     constexpr std::int64_t most = (1 << 28) - 1;
-    FASTCONV_REQUIRE(value >= least && value <= most, std::string(name) + " is " + std::to_string(value) +
-                                                          "; expected " + std::to_string(least) + " to " +
-                                                          std::to_string(most));
+    FASTCONV_REQUIRE(value >= least && value <= most, name, " is ", value, "; expected ", least, " to ", most);
     return static_cast<std::int32_t>(value);
   };
   Instruments instruments{.d_ig = narrow(d_ig, -1, "d_ig"),
@@ -39,26 +37,25 @@ void instrumented_megakernel(Tensor input, Tensor packed, std::optional<Tensor> 
   const ConvProblem problem = make_problem(input, weight_shape, channels_last ? Layout::nhwc : Layout::nchw, arguments);
   FASTCONV_REQUIRE(input.is_cuda(), "input is on the CPU; instruments are the CUDA kernel's");
   const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
-  FASTCONV_REQUIRE(
-      shape_of(output) == expected && output.scalar_type() == input.scalar_type(),
-      "output has shape " + to_text(shape_of(output)) + "; expected " + to_text(expected) + " of input's dtype");
+  FASTCONV_REQUIRE(shape_of(output) == expected && output.scalar_type() == input.scalar_type(), "output has shape ",
+                   to_text(shape_of(output)), "; expected ", to_text(expected), " of input's dtype");
   require_same_device(input, packed, "packed"), require_same_device(input, output, "output");
   for (const Tensor& tensor : {input, output}) {
     FASTCONV_REQUIRE(in_layout(tensor, problem.layout).const_data_ptr() == tensor.const_data_ptr(),
-                     std::string("input and output are not both dense in ") + (channels_last ? "NHWC" : "NCHW"));
+                     "input and output are not both dense in ", (channels_last ? "NHWC" : "NCHW"));
   }
   const auto guard = device_guard(input);
   const DeviceInfo& device = device_of(input);
   const Candidate ordinary = choose(name, problem, device);  // throws if it cannot serve the problem
   FASTCONV_REQUIRE(
       packed.numel() == static_cast<std::int64_t>(ordinary.algorithm->packed_weight(problem, device).bytes),
-      "packed has " + std::to_string(packed.numel()) + " bytes; expected those of pack_weight");
+      "packed has ", packed.numel(), " bytes; expected those of pack_weight");
   if (weight) {
     require_same_device(input, *weight, "weight");
     FASTCONV_REQUIRE(
         shape_of(*weight) == weight_shape && weight->is_contiguous() && weight->scalar_type() == input.scalar_type(),
-        "weight has shape " + to_text(shape_of(*weight)) + "; expected contiguous " + to_text(weight_shape) +
-            " of input's dtype");
+        "weight has shape ", to_text(shape_of(*weight)), "; expected contiguous ", to_text(weight_shape),
+        " of input's dtype");
     instruments.filter = weight->const_data_ptr();
   }
   if (problem.output_numel() == 0) return;
@@ -68,7 +65,7 @@ void instrumented_megakernel(Tensor input, Tensor packed, std::optional<Tensor> 
     const IntList rows{task_map_of(unrecorded).size(), task_record_fields};
     FASTCONV_REQUIRE(
         shape_of(*records) == rows && records->is_contiguous() && records->scalar_type() == ScalarType::Long,
-        "records has shape " + to_text(shape_of(*records)) + "; expected contiguous int64 " + to_text(rows));
+        "records has shape ", to_text(shape_of(*records)), "; expected contiguous int64 ", to_text(rows));
     instruments.records = records->mutable_data_ptr();
   }
   const ConvPlan plan = with_layout(plan_instrumented_megakernel(problem, device, instruments), problem, device);

@@ -6,7 +6,6 @@
 
 #include "core/error.h"
 #include "core/integers.h"
-#include "core/nhwc_operands.h"
 #include "device/flipped_filter.h"
 #include "device/group_norm.h"
 #include "device/max_pool.h"
@@ -14,9 +13,7 @@
 
 namespace fastconv {
 
-using LayoutFunction = void (*)(const ConvProblem&, const void* x, void* target, Runtime&);
-void nhwc_from_nchw(const ConvProblem& problem, const void* x, void* target, Runtime& runtime);  // csrc/device
-using FlipFunction = void (*)(const ConvProblem&, const FlippedFilter&, const void* weight, void* flipped, Runtime&);
+void nhwc_from_nchw(const ConvProblem& problem, const void* x, void* target, Runtime& runtime);           // csrc/device
 void flip_filter(const ConvProblem&, const FlippedFilter&, const void* weight, void* flipped, Runtime&);  // csrc/device
 
 #define FASTCONV_PLAIN(NAME)                \
@@ -83,8 +80,7 @@ namespace {
 
 void transpose(const ConvProblem& problem, const void* x, void* target, Runtime& runtime) {
   if (!with_cuda || runtime.device().type != DeviceType::cuda) throw DeviceError("no kernel brings NCHW into NHWC");
-  const LayoutFunction function = FASTCONV_CUDA_FUNCTION(nhwc_from_nchw);
-  function(problem, x, target, runtime);
+  if constexpr (with_cuda) nhwc_from_nchw(problem, x, target, runtime);
 }
 
 }  // namespace
@@ -110,37 +106,20 @@ PlannedOperands bring_into_layout(const ConvPlan& plan, const ConvProblem& probl
   return {x_target, grad_target, Layout::nhwc};
 }
 
-using PoolFunction = void (*)(const MaxPool&, const void* x, void* y, Runtime&);
-constexpr PoolFunction pool_on_cuda = FASTCONV_CUDA_FUNCTION(fastconv::max_pool);
-
-bool has_max_pool(const MaxPool& pool, const DeviceInfo& device) {
-  return with_cuda && device.type == DeviceType::cuda && device.has_kernels && pool.dtype != DType::other &&
-         pool.counts_in_31_bits();
+void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime) {
+  if constexpr (with_cuda) return fastconv::max_pool(pool, x, y, runtime);
+  throw DeviceError("no kernel for max_pool");
 }
-
-void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime) { pool_on_cuda(pool, x, y, runtime); }
-
-using NormFunction = void (*)(const GroupNorm&, const void* x, const void* weight, const void* bias, void* y,
-                              void* workspace, Runtime&);
-constexpr NormFunction norm_on_cuda = FASTCONV_CUDA_FUNCTION(fastconv::group_norm);
-
-bool has_group_norm(const GroupNorm& norm, const DeviceInfo& device) { return with_cuda && norm.has_kernels(device); }
 
 void group_norm(const GroupNorm& norm, const void* x, const void* weight, const void* bias, void* y, void* workspace,
                 Runtime& runtime) {
-  norm_on_cuda(norm, x, weight, bias, y, workspace, runtime);
-}
-
-using UpsampleFunction = void (*)(const Upsampling&, const void* x, void* y, Runtime&);
-constexpr UpsampleFunction upsample_on_cuda = FASTCONV_CUDA_FUNCTION(fastconv::upsample);
-
-bool has_upsampling(const Upsampling& upsampling, const DeviceInfo& device) {
-  return with_cuda && device.type == DeviceType::cuda && device.has_kernels && upsampling.dtype != DType::other &&
-         upsampling.counts_in_31_bits() && upsampling.is_pytorchs();
+  if constexpr (with_cuda) return fastconv::group_norm(norm, x, weight, bias, y, workspace, runtime);
+  throw DeviceError("no kernel for group_norm");
 }
 
 void upsample(const Upsampling& upsampling, const void* x, void* y, Runtime& runtime) {
-  upsample_on_cuda(upsampling, x, y, runtime);
+  if constexpr (with_cuda) return fastconv::upsample(upsampling, x, y, runtime);
+  throw DeviceError("no kernel for upsample");
 }
 
 namespace {
@@ -181,8 +160,7 @@ void flip_filter(const ConvProblem& problem, const FlippedFilter& filter, const 
                  Runtime& runtime) {
   if (runtime.device().type == DeviceType::cuda) {
     if (!with_cuda) throw DeviceError("no kernel flips a filter");
-    const FlipFunction flip = FASTCONV_CUDA_FUNCTION(fastconv::flip_filter);
-    return flip(problem, filter, weight, flipped, runtime);
+    if constexpr (with_cuda) return fastconv::flip_filter(problem, filter, weight, flipped, runtime);
   }
   dispatch_dtype(problem.dtype, [&](auto zero) {
     flip_on_cpu(filter, static_cast<const decltype(zero)*>(weight), static_cast<decltype(zero)*>(flipped), runtime);

@@ -36,17 +36,10 @@ struct PlannedOperands {
 PlannedOperands bring_into_layout(const ConvPlan& plan, const ConvProblem& problem, const void* x, const void* grad,
                                   void* workspace, Runtime& runtime);
 
-// Whether max_pool() of device/max_pool.h runs on that device.
-bool has_max_pool(const MaxPool& pool, const DeviceInfo& device);
+// Each on devices for which its problem says has_kernels().
 void max_pool(const MaxPool& pool, const void* x, void* y, Runtime& runtime);
-
-// Whether group_norm() of device/group_norm.h runs on that device.
-bool has_group_norm(const GroupNorm& norm, const DeviceInfo& device);
 void group_norm(const GroupNorm& norm, const void* x, const void* weight, const void* bias, void* y, void* workspace,
                 Runtime& runtime);
-
-// Whether upsample() of device/upsampling.h runs on that device, and picks the pixels that PyTorch picks.
-bool has_upsampling(const Upsampling& upsampling, const DeviceInfo& device);
 void upsample(const Upsampling& upsampling, const void* x, void* y, Runtime& runtime);
 
 // The weight [K, C/G, R, S] of the problem as the filters of its input gradient.

@@ -13,7 +13,7 @@ using studies::ladder::Form;
 Form form_of(const std::string& name) {
   if (name == "direct") return Form::direct;
   if (name == "unroll") return Form::unroll;
-  FASTCONV_REQUIRE(name == "fused", "form is '" + name + "'; expected direct, unroll or fused");
+  FASTCONV_REQUIRE(name == "fused", "form is '", name, "'; expected direct, unroll or fused");
   return Form::fused;
 }
 
@@ -27,11 +27,11 @@ void ladder(Tensor input, Tensor weight, std::int64_t stride, std::int64_t paddi
   FASTCONV_REQUIRE(input.is_cuda(), "input is on the CPU; the ladder's kernels are CUDA's");
   require_same_device(input, weight, "weight"), require_same_device(input, output, "output");
   const ConvProblem problem = make_problem(input, shape_of(weight), Layout::nchw, arguments);
-  FASTCONV_REQUIRE(problem.r == problem.s, "weight has filters of " + std::to_string(problem.r) + "x" +
-                                               std::to_string(problem.s) + "; expected square ones");
+  FASTCONV_REQUIRE(problem.r == problem.s, "weight has filters of ", problem.r, "x", problem.s,
+                   "; expected square ones");
   const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
-  FASTCONV_REQUIRE(shape_of(output) == expected,
-                   "output has shape " + to_text(shape_of(output)) + "; expected " + to_text(expected));
+  FASTCONV_REQUIRE(shape_of(output) == expected, "output has shape ", to_text(shape_of(output)), "; expected ",
+                   to_text(expected));
   for (const Tensor& tensor : {input, weight, output}) {
     FASTCONV_REQUIRE(tensor.is_contiguous() && tensor.scalar_type() == input.scalar_type(),
                      "input, weight and output are not all contiguous and of one dtype");

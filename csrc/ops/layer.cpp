@@ -8,7 +8,6 @@
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/convolution.h"
-#include "ops/input_gradient.h"
 #include "ops/kernel_table.h"
 #include "ops/transposed.h"
 #include "plan/gradients.h"
@@ -198,9 +197,8 @@ std::size_t Layer::packed_count() {
 
 Tensor Layer::packed(std::size_t index, bool snapshot) {
   const std::lock_guard lock(mutex_);
-  FASTCONV_REQUIRE(index < packed_.size(), "index is " + std::to_string(index) +
-                                               "; expected below the number of packed weights, " +
-                                               std::to_string(packed_.size()));
+  FASTCONV_REQUIRE(index < packed_.size(), "index is ", index, "; expected below the number of packed weights, ",
+                   packed_.size());
   return snapshot ? packed_[index]->snapshot : packed_[index]->packed;
 }
 
@@ -222,7 +220,7 @@ class LayerTable {
     const std::lock_guard lock(mutex_);
     std::size_t index = next_;
     if (free_.empty()) {
-      FASTCONV_REQUIRE(next_ < slots_.size(), "more than " + std::to_string(slots_.size()) + " layers at once");
+      FASTCONV_REQUIRE(next_ < slots_.size(), "more than ", slots_.size(), " layers at once");
       ++next_;
     } else {
       index = free_.back();
@@ -239,8 +237,8 @@ class LayerTable {
   // No lock needed: the caller keeps the layer alive.
   Layer& at(std::int64_t number) {
     Slot& slot = slots_[static_cast<std::size_t>(number) % slots_.size()];
-    FASTCONV_REQUIRE(number > 0 && slot.number.load(std::memory_order_acquire) == number,
-                     "layer is " + std::to_string(number) + "; expected what layer_new returned");
+    FASTCONV_REQUIRE(number > 0 && slot.number.load(std::memory_order_acquire) == number, "layer is ", number,
+                     "; expected what layer_new returned");
     return *slot.layer;
   }
 
@@ -281,8 +279,8 @@ namespace {
 std::int64_t layer_new(std::string algorithm, IntList geometry, std::string activation, double negative_slope,
                        std::optional<double> max_error, std::optional<std::int64_t> max_workspace, bool residual_after,
                        bool max_pool, std::optional<IntList> output_padding) {
-  FASTCONV_REQUIRE(geometry.size() == 7, "geometry is " + to_text(geometry) +
-                                             "; expected 7 integers: stride, padding, dilation (two each), groups");
+  FASTCONV_REQUIRE(geometry.size() == 7, "geometry is ", to_text(geometry),
+                   "; expected 7 integers: stride, padding, dilation (two each), groups");
   const auto g = geometry.begin();
   ConvProblem problem =
       settings_of({g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], limits_of(max_error, max_workspace));
@@ -377,16 +375,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("layer_last(int layer) -> str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                         \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                   \
-    library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));               \
-    library.impl("layer_forward_around", TORCH_BOX(&fastconv::ops::layer_forward_around)); \
-    library.impl("layer_left_to_torch", TORCH_BOX(&fastconv::ops::layer_left_to_torch));   \
-    library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));                   \
-    library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh));               \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("layer_forward", TORCH_BOX(&fastconv::ops::layer_forward));
+  library.impl("layer_forward_around", TORCH_BOX(&fastconv::ops::layer_forward_around));
+  library.impl("layer_left_to_torch", TORCH_BOX(&fastconv::ops::layer_left_to_torch));
+  library.impl("layer_adopt", TORCH_BOX(&fastconv::ops::layer_adopt));
+  library.impl("layer_refresh", TORCH_BOX(&fastconv::ops::layer_refresh));
+})
 
 STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   library.impl("layer_new", TORCH_BOX(&fastconv::ops::layer_new));

@@ -20,7 +20,6 @@
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/convolution.h"
-#include "ops/input_gradient.h"
 #include "ops/layer.h"
 #include "ops/transposed.h"
 
@@ -48,7 +47,7 @@ class LayerCalls {
         return static_cast<std::int64_t>(i);
       }
     }
-    FASTCONV_REQUIRE(count_ < calls_.size(), "layers are called in more than " + std::to_string(count_) + " ways");
+    FASTCONV_REQUIRE(count_ < calls_.size(), "layers are called in more than ", count_, " ways");
     calls_[count_].store(new LayerCall(call), std::memory_order_release);
     return static_cast<std::int64_t>(count_++);
   }
@@ -56,8 +55,8 @@ class LayerCalls {
   const LayerCall& at(std::int64_t code) const {
     const std::size_t number = static_cast<std::size_t>(code) % calls_.size();
     const LayerCall* const found = code >> bits > 0 ? calls_[number].load(std::memory_order_acquire) : nullptr;
-    FASTCONV_REQUIRE(found != nullptr, "_mps_convolution is called with groups " + std::to_string(code) +
-                                           "; expected what layer_call returned");
+    FASTCONV_REQUIRE(found != nullptr, "_mps_convolution is called with groups ", code,
+                     "; expected what layer_call returned");
     return *found;
   }
 
@@ -247,7 +246,7 @@ STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
 }
 
 // The gradients take autograd's place, too, for which PyTorch's formula would take the lists at their word.
-#define FASTCONV_IMPLEMENT(DEVICE)                                                           \
+#define FASTCONV_RECORD(DEVICE)                                                              \
   STABLE_TORCH_LIBRARY_IMPL(aten, DEVICE, library) {                                         \
     library.impl("_mps_convolution", TORCH_BOX(&fastconv::ops::recorded_convolution));       \
     library.impl("mps_convolution_backward", TORCH_BOX(&fastconv::ops::recorded_gradients)); \
@@ -255,5 +254,5 @@ STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   STABLE_TORCH_LIBRARY_IMPL(aten, Autograd##DEVICE, library) {                               \
     library.impl("mps_convolution_backward", TORCH_BOX(&fastconv::ops::recorded_gradients)); \
   }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_RECORD(CPU)
+FASTCONV_RECORD(CUDA)

@@ -18,7 +18,6 @@
 #include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
-#include "ops/max_pool.h"
 #include "plan/measured.h"
 #include "plan/registry.h"
 
@@ -101,7 +100,7 @@ struct Packing {
 
 Packing plan_packing(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
   const Algorithm& algorithm = find_algorithm(name);
-  FASTCONV_REQUIRE(is_own(algorithm), "algorithm is '" + name + "'; it has no packed weight");
+  FASTCONV_REQUIRE(is_own(algorithm), "algorithm is '", name, "'; it has no packed weight");
   const Candidate candidate = evaluate(algorithm, problem, device);
   if (!candidate.support.ok) {
     const IntList shape{problem.k, problem.c_per_group(), problem.r, problem.s};
@@ -121,11 +120,10 @@ struct WeightProblem {
 
 WeightProblem weight_problem(DType dtype, const DeviceInfo& device, const IntList& shape, std::int64_t groups,
                              const std::string& algorithm, const std::string& precision) {
-  FASTCONV_REQUIRE(shape.size() == 4,
-                   "weight has shape " + to_text(shape) + "; expected 4 dimensions [K, C/groups, R, S]");
-  FASTCONV_REQUIRE(
-      groups > 0 && shape[0] % groups == 0,
-      "groups is " + std::to_string(groups) + "; expected a positive divisor of K = " + std::to_string(shape[0]));
+  FASTCONV_REQUIRE(shape.size() == 4, "weight has shape ", to_text(shape),
+                   "; expected 4 dimensions [K, C/groups, R, S]");
+  FASTCONV_REQUIRE(groups > 0 && shape[0] % groups == 0, "groups is ", groups,
+                   "; expected a positive divisor of K = ", shape[0]);
   FASTCONV_REQUIRE(algorithm != "auto", "algorithm is 'auto'; pack_weight expects the name of one algorithm");
   ConvProblem problem;
   problem.k = shape[0], problem.c = shape[1] * groups, problem.r = shape[2], problem.s = shape[3];
@@ -156,10 +154,9 @@ void require_packing(const Tensor& packed, const ConvProblem& problem, const Dev
                      const IntList& weight_shape, const std::string& algorithm, const std::string& precision) {
   const WeightProblem target =
       weight_problem(problem.dtype, device, weight_shape, problem.groups, algorithm, precision);
-  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.packing->bytes),
-                   "packed weight has " + std::to_string(packed.numel()) + " bytes; expected " +
-                       std::to_string(target.packing->bytes) + " from pack_weight(..., '" + algorithm + "', '" +
-                       precision + "')");
+  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.packing->bytes), "packed weight has ",
+                   packed.numel(), " bytes; expected ", target.packing->bytes, " from pack_weight(..., '", algorithm,
+                   "', '", precision, "')");
 }
 
 Tensor pack_weight(const Tensor& weight, std::int64_t groups, std::string algorithm, std::string precision) {
@@ -186,9 +183,8 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
   const auto guard = device_guard(weight);
   const DeviceInfo& device = device_of(weight);
   const WeightProblem target = weight_problem(dtype_of(weight), device, shape_of(weight), groups, algorithm, precision);
-  FASTCONV_REQUIRE(
-      packed.numel() == static_cast<std::int64_t>(target.packing->bytes),
-      "packed has " + std::to_string(packed.numel()) + " bytes; expected " + std::to_string(target.packing->bytes));
+  FASTCONV_REQUIRE(packed.numel() == static_cast<std::int64_t>(target.packing->bytes), "packed has ", packed.numel(),
+                   " bytes; expected ", target.packing->bytes);
   require_packed(packed, weight);
   if (target.pack == nullptr) {
     Tensor view = view_as_weight(packed, shape_of(weight), weight.scalar_type());
@@ -198,8 +194,8 @@ void refresh_packed(Tensor packed, Tensor snapshot, Tensor weight, std::int64_t 
   require_same_device(weight, snapshot, "snapshot");
   FASTCONV_REQUIRE(shape_of(snapshot) == shape_of(weight) && (snapshot.is_contiguous() || is_channels_last(snapshot)) &&
                        snapshot.scalar_type() == weight.scalar_type(),
-                   "snapshot has shape " + to_text(shape_of(snapshot)) +
-                       "; expected a contiguous or channels_last tensor like weight, " + to_text(shape_of(weight)));
+                   "snapshot has shape ", to_text(shape_of(snapshot)),
+                   "; expected a contiguous or channels_last tensor like weight, ", to_text(shape_of(weight)));
   if (weight.numel() == 0) return;
   // Otherwise one of two threads that share a layer could see the new snapshot with the old packing.
   static std::mutex refreshing;
@@ -255,11 +251,10 @@ const CompiledSettings& settings_of_text(const std::string& text, std::size_t co
   in >> s.algorithm >> s.precision >> s.activation >> s.negative_slope >> s.backend_flags >> s.residual_after >>
       s.max_pool >> max_error >> max_workspace;
   for (std::int64_t size = 0; s.sizes.size() < count && in >> size;) s.sizes.push_back(size);
-  FASTCONV_REQUIRE(in && !(in >> rest),
-                   "settings are '" + text +
-                       "'; expected algorithm, precision, activation, negative_slope, backend_flags, residual_after, "
-                       "max_pool, max_error, max_workspace and " +
-                       std::to_string(count) + " sizes");
+  FASTCONV_REQUIRE(in && !(in >> rest), "settings are '", text,
+                   "'; expected algorithm, precision, activation, negative_slope, backend_flags, residual_after, "
+                   "max_pool, max_error, max_workspace and ",
+                   count, " sizes");
   if (max_error != "None") s.max_error = std::stod(max_error);
   if (max_workspace != "None") s.max_workspace = std::stoll(max_workspace);
   const auto g = s.sizes.end() - 7;
@@ -310,7 +305,7 @@ void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, s
                         IntList geometry, bool channels_last, std::string algorithm, std::string precision,
                         std::string activation, double negative_slope, std::string input_activation,
                         bool residual_after) {
-  FASTCONV_REQUIRE(geometry.size() == 11, "geometry is " + to_text(geometry) + "; expected 11 integers");
+  FASTCONV_REQUIRE(geometry.size() == 11, "geometry is ", to_text(geometry), "; expected 11 integers");
   const auto g = geometry.begin();
   const IntList weight_shape{g, g + 4}, stride{g + 4, g + 6}, padding{g + 6, g + 8}, dilation{g + 8, g + 10};
   const Arguments arguments{bias,      residual,   stride,         padding, dilation, g[10],         algorithm,
@@ -329,27 +324,28 @@ void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, s
 // JSON by hand: four fields, none of which needs escaping. Empty before the first call.
 std::string last_call() {
   if (last.choice == nullptr) return "{}";
-  return std::string("{\"algorithm\": \"") + last.choice->algorithm->name + "\", \"config\": \"" +
-         last.choice->plan.config + "\", \"class\": \"" + name_of(last.accuracy) +
-         "\", \"workspace_bytes\": " + std::to_string(last.choice->plan.workspace_bytes) + "}";
+  return text_of("{\"algorithm\": \"", last.choice->algorithm->name, "\", \"config\": \"", last.choice->plan.config,
+                 "\", \"class\": \"", name_of(last.accuracy),
+                 "\", \"workspace_bytes\": ", last.choice->plan.workspace_bytes, "}");
 }
 
 // Records for last_call() a convolution that Python left to PyTorch.
 void record_torch(std::string accuracy) { remember_torch(accuracy_from_name(accuracy)); }
 
+// Does nothing: what PyTorch's dispatcher and the stable ABI take of a call, for the benchmarks of the host's time. The
+// arguments of a convolution with a handle, as `layer_forward` has them.
+std::optional<Tensor> empty_operator(Tensor, Tensor, std::optional<Tensor>, std::int64_t) { return std::nullopt; }
+
 std::string device_json(std::int64_t index) {
   const DeviceInfo& device = query_device(index < 0 ? DeviceType::cpu : DeviceType::cuda, static_cast<int>(index));
-  return "{\"type\": \"" + std::string(device.type == DeviceType::cuda ? "cuda" : "cpu") +
-         "\", \"index\": " + std::to_string(device.index) + ", \"name\": \"" + device.name +
-         "\", \"compute_capability\": " + std::to_string(device.compute_capability) + ", \"instruction_set\": \"" +
-         name_of(device.instruction_set) + "\", \"processors\": " + std::to_string(device.processors) +
-         ", \"shared_memory_bytes\": " + std::to_string(device.shared_memory_bytes) +
-         ", \"l2_bytes\": " + std::to_string(device.l2_bytes) +
-         ", \"bandwidth_bytes_per_s\": " + std::to_string(device.bandwidth_bytes_per_s) +
-         ", \"fp32_flops_per_s\": " + std::to_string(device.fp32_flops_per_s) +
-         ", \"fp16_tensor_flops_per_s\": " + std::to_string(device.fp16_tensor_flops_per_s) +
-         ", \"clock_hz\": " + std::to_string(device.clock_hz) +
-         ", \"has_kernels\": " + (device.has_kernels ? "true" : "false") + "}";
+  return text_of("{\"type\": \"", device.type == DeviceType::cuda ? "cuda" : "cpu", "\", \"index\": ", device.index,
+                 ", \"name\": \"", device.name, "\", \"compute_capability\": ", device.compute_capability,
+                 ", \"instruction_set\": \"", name_of(device.instruction_set),
+                 "\", \"processors\": ", device.processors, ", \"shared_memory_bytes\": ", device.shared_memory_bytes,
+                 ", \"l2_bytes\": ", device.l2_bytes, ", \"bandwidth_bytes_per_s\": ", device.bandwidth_bytes_per_s,
+                 ", \"fp32_flops_per_s\": ", device.fp32_flops_per_s,
+                 ", \"fp16_tensor_flops_per_s\": ", device.fp16_tensor_flops_per_s, ", \"clock_hz\": ", device.clock_hz,
+                 ", \"has_kernels\": ", (device.has_kernels ? "true" : "false"), "}");
 }
 
 void set_measured(std::string lines) { fastconv::set_measured(lines); }
@@ -359,6 +355,7 @@ void set_measured(std::string lines) { fastconv::set_measured(lines); }
 
 // No keyword-only arguments: torch's autograd and autocast helpers reject them.
 STABLE_TORCH_LIBRARY(fastconv, library) {
+  library.def("empty_operator(Tensor input, Tensor weight, Tensor? bias, int layer) -> Tensor?");
   library.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, SymInt[] stride, SymInt[] padding, "
       "SymInt[] dilation, SymInt groups, str algorithm, str precision, str activation, float negative_slope, "
@@ -387,20 +384,18 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def("set_measured(str lines) -> ()");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                             \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                       \
-    library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));                                 \
-    library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));                       \
-    library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));                   \
-    library.impl("conv2d_compiled", TORCH_BOX(&fastconv::ops::conv2d_compiled));               \
-    library.impl("conv2d_packed_compiled", TORCH_BOX(&fastconv::ops::conv2d_packed_compiled)); \
-    library.impl("conv2d_packed_into", TORCH_BOX(&fastconv::ops::conv2d_packed_into));         \
-    library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));                 \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("conv2d", TORCH_BOX(&fastconv::ops::conv2d));
+  library.impl("pack_weight", TORCH_BOX(&fastconv::ops::pack_weight));
+  library.impl("conv2d_packed", TORCH_BOX(&fastconv::ops::conv2d_packed));
+  library.impl("conv2d_compiled", TORCH_BOX(&fastconv::ops::conv2d_compiled));
+  library.impl("conv2d_packed_compiled", TORCH_BOX(&fastconv::ops::conv2d_packed_compiled));
+  library.impl("conv2d_packed_into", TORCH_BOX(&fastconv::ops::conv2d_packed_into));
+  library.impl("refresh_packed", TORCH_BOX(&fastconv::ops::refresh_packed));
+})
 
 STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
+  library.impl("empty_operator", TORCH_BOX(&fastconv::ops::empty_operator));
   library.impl("last_call", TORCH_BOX(&fastconv::ops::last_call));
   library.impl("record_torch", TORCH_BOX(&fastconv::ops::record_torch));
   library.impl("device_info", TORCH_BOX(&fastconv::ops::device_json));

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/text.h"
 #include "hopper/wait_report.h"
 #include "ops/runtime.h"
 #include "ops/stable.h"
@@ -78,7 +79,7 @@ int cublas_type(DType dtype) {
 }
 
 void check_cublas(int status, const char* what) {
-  if (status != 0) throw DeviceError(std::string(what) + ": cuBLAS status " + std::to_string(status));
+  if (status != 0) throw DeviceError(text_of(what, ": cuBLAS status ", status));
 }
 
 // Pinned, so that it outlives the kernel and its context. One per process: only the first expired wait matters.
@@ -96,8 +97,8 @@ WaitReport* waits() {
 }
 
 std::string describe(const WaitReport& report) {
-  return "fastconv: a wait has expired in kernel " + std::string(wait_kernel_names[report.kernel]) + ", role " +
-         wait_role_names[report.role] + ", block " + std::to_string(report.block) + "; the CUDA context is lost";
+  return text_of("fastconv: a wait has expired in kernel ", wait_kernel_names[report.kernel], ", role ",
+                 wait_role_names[report.role], ", block ", report.block, "; the CUDA context is lost");
 }
 
 // A thread of autograd's may begin with a call of ours: it has no context yet, and the driver's functions make none.

@@ -14,6 +14,11 @@
 #define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
 #endif
 
+// Registers operators for both devices; `library` in the block that it is given.
+#define FASTCONV_IMPLEMENT(...)                                                                                    \
+  STABLE_TORCH_LIBRARY_IMPL(fastconv, CPU, library) __VA_ARGS__ STABLE_TORCH_LIBRARY_IMPL(fastconv, CUDA, library) \
+  __VA_ARGS__
+
 namespace fastconv::ops {
 
 using torch::headeronly::MemoryFormat;

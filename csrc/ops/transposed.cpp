@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/kernel_extent.h"
+#include "core/integers.h"
 #include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/convolution.h"
-#include "ops/input_gradient.h"
 
 namespace fastconv::ops {
 namespace {
@@ -31,8 +30,7 @@ Sizes4 output_sizes(const ConvProblem& p, const OutputPadding& extra, const Tens
 void require_pair(const char* name, const IntList& values, std::int64_t least) {
   const bool fits = values.size() == 2 &&
                     std::ranges::all_of(values, [&](std::int64_t value) { return value >= least && value < most; });
-  FASTCONV_REQUIRE(fits, std::string(name) + " is " + to_text(values) + "; expected two integers of at least " +
-                             std::to_string(least) + ", below 2^61");
+  FASTCONV_REQUIRE(fits, name, " is ", to_text(values), "; expected two integers of at least ", least, ", below 2^61");
 }
 
 // Throws for what is no transposed convolution, as PyTorch does.
@@ -40,34 +38,32 @@ void require_transposed(const Tensor& input, const Tensor& weight, const std::op
                         const IntList& stride, const IntList& padding, const IntList& output_padding,
                         const IntList& dilation, std::int64_t groups) {
   const IntList x = shape_of(input), w = shape_of(weight);
-  FASTCONV_REQUIRE(x.size() == 4, "input has shape " + to_text(x) + "; expected 4 dimensions [N, C, H, W]");
-  FASTCONV_REQUIRE(w.size() == 4, "weight has shape " + to_text(w) + "; expected 4 dimensions [C, K/groups, R, S]");
+  FASTCONV_REQUIRE(x.size() == 4, "input has shape ", to_text(x), "; expected 4 dimensions [N, C, H, W]");
+  FASTCONV_REQUIRE(w.size() == 4, "weight has shape ", to_text(w), "; expected 4 dimensions [C, K/groups, R, S]");
   require_same_kind(input, weight, "weight");
   require_pair("stride", stride, 1);
   require_pair("padding", padding, 0);
   require_pair("output_padding", output_padding, 0);
   require_pair("dilation", dilation, 1);
   for (std::size_t i = 0; i < 2; ++i) {
-    FASTCONV_REQUIRE(output_padding[i] < std::max(stride[i], dilation[i]),
-                     "output_padding is " + to_text(output_padding) + "; expected less than the stride " +
-                         to_text(stride) + " or the dilation " + to_text(dilation));
+    FASTCONV_REQUIRE(output_padding[i] < std::max(stride[i], dilation[i]), "output_padding is ",
+                     to_text(output_padding), "; expected less than the stride ", to_text(stride), " or the dilation ",
+                     to_text(dilation));
   }
-  FASTCONV_REQUIRE(groups > 0, "groups is " + std::to_string(groups) + "; expected a positive integer");
-  const std::string channels = "weight has C = " + std::to_string(w[0]) + " input channels; expected ";
-  FASTCONV_REQUIRE(w[0] > 0, channels + "at least 1");
-  FASTCONV_REQUIRE(w[0] % groups == 0, channels + "a multiple of groups = " + std::to_string(groups));
-  FASTCONV_REQUIRE(x[1] == w[0], "input has C = " + std::to_string(x[1]) +
-                                     " channels; expected weight.shape[0] = " + std::to_string(w[0]));
-  FASTCONV_REQUIRE(x[0] == 0 || (x[2] > 0 && x[3] > 0),
-                   "input has shape " + to_text(x) + "; expected H and W of at least 1");
+  FASTCONV_REQUIRE(groups > 0, "groups is ", groups, "; expected a positive integer");
+  const std::string channels = text_of("weight has C = ", w[0], " input channels; expected ");
+  FASTCONV_REQUIRE(w[0] > 0, channels, "at least 1");
+  FASTCONV_REQUIRE(w[0] % groups == 0, channels, "a multiple of groups = ", groups);
+  FASTCONV_REQUIRE(x[1] == w[0], "input has C = ", x[1], " channels; expected weight.shape[0] = ", w[0]);
+  FASTCONV_REQUIRE(x[0] == 0 || (x[2] > 0 && x[3] > 0), "input has shape ", to_text(x),
+                   "; expected H and W of at least 1");
   const Sizes4 y = output_sizes(settings_of(stride, padding, dilation, groups, {}),
                                 {output_padding[0], output_padding[1]}, input, weight);
-  FASTCONV_REQUIRE(
-      y[2] >= 0 && y[3] >= 0 && std::max(y[2], y[3]) < most,
-      "input has shape " + to_text(x) + "; expected an output of at least 0x0, not " + to_text({y[2], y[3]}));
+  FASTCONV_REQUIRE(y[2] >= 0 && y[3] >= 0 && std::max(y[2], y[3]) < most, "input has shape ", to_text(x),
+                   "; expected an output of at least 0x0, not ", to_text({y[2], y[3]}));
   if (!bias) return;
-  FASTCONV_REQUIRE(shape_of(*bias) == IntList(1, y[1]),
-                   "bias has shape " + to_text(shape_of(*bias)) + "; expected " + to_text(IntList(1, y[1])));
+  FASTCONV_REQUIRE(shape_of(*bias) == IntList(1, y[1]), "bias has shape ", to_text(shape_of(*bias)), "; expected ",
+                   to_text(IntList(1, y[1])));
   require_same_kind(input, *bias, "bias");
 }
 
@@ -141,10 +137,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   }
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                          \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                    \
-    library.impl("conv_transpose2d", TORCH_BOX(&fastconv::ops::conv_transpose2d));          \
-    library.impl("conv_transpose2d_compiled", TORCH_BOX(&fastconv::ops::conv_transpose2d)); \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("conv_transpose2d", TORCH_BOX(&fastconv::ops::conv_transpose2d));
+  library.impl("conv_transpose2d_compiled", TORCH_BOX(&fastconv::ops::conv_transpose2d));
+})

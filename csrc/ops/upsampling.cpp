@@ -17,10 +17,10 @@ namespace {
 
 // The output's shape.
 IntList checked(const Tensor& x, std::int64_t scale_h, std::int64_t scale_w) {
-  FASTCONV_REQUIRE(x.dim() == 4, "x has shape " + to_text(shape_of(x)) + "; expected [N, C, H, W]");
+  FASTCONV_REQUIRE(x.dim() == 4, "x has shape ", to_text(shape_of(x)), "; expected [N, C, H, W]");
   const auto require = [](const char* name, std::int64_t scale) {
-    FASTCONV_REQUIRE(scale >= 1 && scale <= std::numeric_limits<std::int32_t>::max(),
-                     std::string(name) + " is " + std::to_string(scale) + "; expected 1 to 2147483647");
+    FASTCONV_REQUIRE(scale >= 1 && scale <= std::numeric_limits<std::int32_t>::max(), name, " is ", scale,
+                     "; expected 1 to 2147483647");
   };
   require("scale_h", scale_h), require("scale_w", scale_w);
   return {x.size(0), x.size(1), x.size(2) * scale_h, x.size(3) * scale_w};
@@ -41,7 +41,7 @@ std::optional<Upsampling> upsampling_of(const Tensor& x, std::int64_t scale_h, s
   upsampling.scale_h = scale_h, upsampling.scale_w = scale_w;
   upsampling.x_channels = x_channels > 0 ? x_channels : x.size(1), upsampling.y_channels = y_channels;
   upsampling.dtype = dtype_of(x);
-  return has_upsampling(upsampling, device_of(x)) ? std::optional(upsampling) : std::nullopt;
+  return upsampling.has_kernels(device_of(x)) ? std::optional(upsampling) : std::nullopt;
 }
 
 Tensor run(const Upsampling& upsampling, const Tensor& given, GuardedOutput output) {
@@ -61,7 +61,7 @@ Tensor upsample_nearest2d(const Tensor& x, std::int64_t scale_h, std::int64_t sc
 // out: in any memory format, also a range of channels of a larger tensor. By 1 x 1 it is a copy.
 void upsample_nearest2d_into(Tensor out, const Tensor& x, std::int64_t scale_h, std::int64_t scale_w) {
   const IntList shape = checked(x, scale_h, scale_w);
-  FASTCONV_REQUIRE(shape_of(out) == shape, "out has shape " + to_text(shape_of(out)) + "; expected " + to_text(shape));
+  FASTCONV_REQUIRE(shape_of(out) == shape, "out has shape ", to_text(shape_of(out)), "; expected ", to_text(shape));
   require_same_kind(x, out, "out", "x");
   const bool is_copy = scale_h == 1 && scale_w == 1;
   const bool copies_twice = is_copy && channels_in_memory(x) == 0;  // first into what the kernel reads
@@ -81,10 +81,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("upsample_nearest2d_into(Tensor(a!) out, Tensor x, int scale_h, int scale_w) -> ()");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                               \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                         \
-    library.impl("upsample_nearest2d", TORCH_BOX(&fastconv::ops::upsample_nearest2d));           \
-    library.impl("upsample_nearest2d_into", TORCH_BOX(&fastconv::ops::upsample_nearest2d_into)); \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("upsample_nearest2d", TORCH_BOX(&fastconv::ops::upsample_nearest2d));
+  library.impl("upsample_nearest2d_into", TORCH_BOX(&fastconv::ops::upsample_nearest2d_into));
+})

@@ -29,8 +29,8 @@ GradientProblem gradient_problem(const Tensor& input, const Tensor& grad, const 
   GradientProblem result{make_problem(input, weight_size, layout, arguments), {}};
   const ConvProblem& problem = result.problem;
   const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
-  FASTCONV_REQUIRE(shape_of(grad) == expected,
-                   "grad has shape " + to_text(shape_of(grad)) + "; expected the output's " + to_text(expected));
+  FASTCONV_REQUIRE(shape_of(grad) == expected, "grad has shape ", to_text(shape_of(grad)), "; expected the output's ",
+                   to_text(expected));
   require_same_kind(input, grad, "grad");
   result.choice = choose_cached<choose_weight_gradient>(algorithm, problem, device_of(input));
   return result;
@@ -109,10 +109,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
       "str");
 }
 
-#define FASTCONV_IMPLEMENT(DEVICE)                                                             \
-  STABLE_TORCH_LIBRARY_IMPL(fastconv, DEVICE, library) {                                       \
-    library.impl("weight_gradient", TORCH_BOX(&fastconv::ops::weight_gradient));               \
-    library.impl("weight_gradient_reason", TORCH_BOX(&fastconv::ops::weight_gradient_reason)); \
-  }
-FASTCONV_IMPLEMENT(CPU)
-FASTCONV_IMPLEMENT(CUDA)
+FASTCONV_IMPLEMENT({
+  library.impl("weight_gradient", TORCH_BOX(&fastconv::ops::weight_gradient));
+  library.impl("weight_gradient_reason", TORCH_BOX(&fastconv::ops::weight_gradient_reason));
+})

@@ -99,12 +99,12 @@ Support input_gradient_support(const std::string& name, const ConvProblem& probl
   if (device.type == DeviceType::cuda) {
     const bool few = problem.c_per_group() < min_filters && !is_few_filters(problem);
     if (problem.layout == Layout::nhwc || (problem.dtype == DType::f32 && !few)) return Support::yes();
-    return Support::no("layout", "of half types and of fewer than " + std::to_string(min_filters) +
-                                     " channels a group ours was measured in NHWC alone; PyTorch's is taken in NCHW");
+    return Support::no("layout", "of half types and of fewer than ", min_filters,
+                       " channels a group ours was measured in NHWC alone; PyTorch's is taken in NCHW");
   }
   if (problem.c_per_group() < min_filters) {
-    return Support::no("filters", "C/groups is " + std::to_string(problem.c_per_group()) + "; below " +
-                                      std::to_string(min_filters) + " filters PyTorch's gradient is faster on a CPU");
+    return Support::no("filters", "C/groups is ", problem.c_per_group(), "; below ", min_filters,
+                       " filters PyTorch's gradient is faster on a CPU");
   }
   const bool unit = problem.stride_h == 1 && problem.stride_w == 1;
   if (!unit) return Support::no("stride", "the stride is not 1; PyTorch's gradient is faster on a CPU");

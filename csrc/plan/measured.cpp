@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/names.h"
+#include "core/text.h"
 
 namespace fastconv {
 namespace {
@@ -39,11 +40,9 @@ Pass pass_from_name(const std::string& name) {
 
 std::string measured_device(const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) {
-    return std::string(device.name) + ", " + std::to_string(device.processors) +
-           (device.processors == 1 ? " thread" : " threads");
+    return text_of(device.name, ", ", device.processors, (device.processors == 1 ? " thread" : " threads"));
   }
-  return std::string(device.name) + ", sm_" +
-         std::to_string(device.compute_capability);  // of the kernels, which may be lower
+  return text_of(device.name, ", sm_", device.compute_capability);  // of the kernels, which may be lower
 }
 
 void set_measured(const std::string& lines) {

@@ -51,7 +51,7 @@ const Algorithm& find_algorithm(const std::string& name) {
 Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device) {
   const bool cuda = device.type == DeviceType::cuda;
   if (cuda ? !algorithm.on_cuda : !algorithm.on_cpu) {
-    return Support::no("device", std::string(algorithm.name) + " has no " + (cuda ? "CUDA" : "CPU") + " kernel");
+    return Support::no("device", algorithm.name, " has no ", (cuda ? "CUDA" : "CPU"), " kernel");
   }
   if (!device.has_kernels) {
     return Support::no("build",
@@ -69,18 +69,17 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
                                          problem.r, problem.s, problem.stride_h, problem.stride_w, problem.pad_h,
                                          problem.pad_w, problem.dilation_h, problem.dilation_w});
   if (largest >= std::int64_t{1} << 31) {
-    return Support::no("size", "a size, stride, padding or dilation is " + std::to_string(largest) +
-                                   "; fastconv's kernels need below 2^31");
+    return Support::no("size", "a size, stride, padding or dilation is ", largest,
+                       "; fastconv's kernels need below 2^31");
   }
   // Transpositions and output transforms have a row of blocks for each 32 channels; a grid has at most 65 535 rows.
   constexpr std::int64_t max_channels = 65535 * 32;
   if (cuda && std::max(problem.x_pitch(), problem.y_pitch()) > max_channels) {
-    return Support::no("size", "x has " + std::to_string(problem.x_pitch()) + " channels and y " +
-                                   std::to_string(problem.y_pitch()) + "; fastconv's CUDA kernels take up to " +
-                                   std::to_string(max_channels));
+    return Support::no("size", "x has ", problem.x_pitch(), " channels and y ", problem.y_pitch(),
+                       "; fastconv's CUDA kernels take up to ", max_channels);
   }
   if (algorithm.roundoffs(problem, device) <= 0.0) {
-    return Support::no("precision", std::string(algorithm.name) + " does not offer class " + name_of(problem.accuracy));
+    return Support::no("precision", algorithm.name, " does not offer class ", name_of(problem.accuracy));
   }
   return Support::yes();
 }
@@ -99,15 +98,14 @@ std::string brief(double number) {
 }  // namespace
 
 Support too_inaccurate(const char* name, double error, double limit) {
-  return Support::no("accuracy", std::string(name) + " is expected to err " + brief(error) +
-                                     " times as much as PyTorch; the limit is " + brief(limit));
+  return Support::no("accuracy", name, " is expected to err ", brief(error), " times as much as PyTorch; the limit is ",
+                     brief(limit));
 }
 
 Support within_workspace(const char* name, const ConvPlan& plan, const ConvProblem& problem) {
   const std::int64_t limit = problem.limits.max_workspace;
   if (limit < 0 || plan.workspace_bytes <= static_cast<std::size_t>(limit)) return Support::yes();
-  return Support::no("workspace", std::string(name) + " needs a workspace of " + std::to_string(plan.workspace_bytes) +
-                                      " bytes; the limit is " + std::to_string(limit));
+  return Support::no("workspace", name, " needs a workspace of ", plan.workspace_bytes, " bytes; the limit is ", limit);
 }
 
 double relative_error(double roundoffs, double torch_roundoffs, AccuracyClass accuracy) {

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "core/integers.h"
+#include "core/text.h"
 
 namespace fastconv {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 constexpr std::int64_t limit = std::int64_t{1} << 29;
 
 void require(bool condition, const char* name, std::int64_t value, const char* expected) {
-  if (!condition) throw InvalidArgument(std::string(name) + " is " + std::to_string(value) + "; expected " + expected);
+  if (!condition) throw InvalidArgument(text_of(name, " is ", value, "; expected ", expected));
 }
 
 }  // namespace

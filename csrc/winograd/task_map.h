@@ -21,6 +21,8 @@
 
 namespace fastconv {
 
+constexpr int ticket_stride = 32;  // ints: a ticket has a cache line of its own
+
 enum class TaskKind : std::int32_t { filter, input, gemm, output };
 const char* name_of(TaskKind kind);
 

@@ -28,12 +28,9 @@ const Algorithm algorithm{
     .family = "direct",
     .summary = "one thread per output element",
     .source = 2,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
     .abilities = {.ranges = true},
 };
 

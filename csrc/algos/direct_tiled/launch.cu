@@ -25,14 +25,10 @@ Params<T> make_params(const ConvArgs& args, const Config& config) {
   params.by_patch_w = SmallDivider(config.patch_w);
   params.by_slots = SmallDivider(config.group_tile * config.channels);
   params.by_channels = SmallDivider(config.channels);
-  params.h = problem.h, params.w = problem.w, params.p = problem.p(), params.q = problem.q();
   params.groups = problem.groups, params.c_per_group = problem.c_per_group();
   params.k_per_group = problem.k_per_group();
-  params.pad_h = problem.pad_h, params.pad_w = problem.pad_w;
   // Bounded by what fits shared memory, but for the dilation of a single tap, which multiplies zero.
-  params.r = as_int(problem.r), params.s = as_int(problem.s);
-  params.stride_h = as_int(problem.stride_h), params.stride_w = as_int(problem.stride_w);
-  params.dilation_h = as_int(problem.dilation_h), params.dilation_w = as_int(problem.dilation_w);
+  set_sizes(params, problem);
   params.nhwc = problem.layout == Layout::nhwc;
   return params;
 }
@@ -48,27 +44,17 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   check_launch("direct_tiled");
 }
 
-void run_tiled(const ConvArgs& args, Runtime& runtime, const Config& config) {
+void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
     static_assert(tile_count == 3);
-    switch (config.tile) {
-      case 0: launch<T, 0>(args, runtime, config); break;
-      case 1: launch<T, 1>(args, runtime, config); break;
-      default: launch<T, 2>(args, runtime, config); break;
-    }
+    dispatch_value<0, 1, 2>(config.tile, [&](auto tile) { launch<decltype(zero), tile()>(args, runtime, config); });
   });
 }
 
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
-  const Choice& choice = plan_as<Choice>(args.kernel_plan);
-  if (choice.depthwise) return depthwise::run_cuda(args, runtime, *choice.depthwise);
-  if (choice.few_filters) return few_filters::run_cuda(args, runtime, *choice.few_filters);
-  if (choice.pointwise) return pointwise::run_cuda(args, runtime, *choice.pointwise);
-  if (choice.resident) return resident::run_cuda(args, runtime, *choice.resident);
-  run_tiled(args, runtime, choice.tiled.value());
+  std::visit([&](const auto& config) { run_cuda(args, runtime, config); }, plan_as<Choice>(args.kernel_plan).value());
 }
 
 }  // namespace fastconv::algos::direct_tiled

@@ -17,8 +17,8 @@ constexpr double blocks_per_processor = 2.0;
 
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   if (!has_kernel_size(problem.r, problem.s)) {
-    return Support::no("kernel", "kernel is " + std::to_string(problem.r) + "x" + std::to_string(problem.s) +
-                                     "; fused_unroll has square ones of 1, 2, 3, 4, 5 and 7");
+    return Support::no("kernel", "kernel is ", problem.r, "x", problem.s,
+                       "; fused_unroll has square ones of 1, 2, 3, 4, 5 and 7");
   }
   const std::int64_t height = problem.h + 2 * problem.pad_h, width = problem.w + 2 * problem.pad_w;
   if (problem.x_pitch() * problem.h * problem.w >= sample_limit || height >= sample_limit || width >= sample_limit) {
@@ -34,9 +34,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const TileGrid grid = tile_grid(problem, tile);
   ConvPlan plan;
   plan.kernel_plan = keep_plan(tile);
-  plan.config = "tile " + std::to_string(tile.k) + "x" + std::to_string(tile.pixels) + ", " +
-                std::to_string(chunk_channels(static_cast<int>(problem.r))) + " channels x " +
-                std::to_string(problem.r) + "x" + std::to_string(problem.s) + " taps";
+  plan.config = text_of("tile ", tile.k, "x", tile.pixels, ", ", chunk_channels(static_cast<int>(problem.r)),
+                        " channels x ", problem.r, "x", problem.s, " taps");
 
   const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   const double bytes_us = memory_us(problem.compulsory_bytes(), 1.0, device);
@@ -69,12 +68,9 @@ const Algorithm algorithm{
     .family = "gemm",
     .summary = "unroll inside the GEMM tile, kernel size a template constant",
     .source = 5,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
     .abilities = {.ranges = true},
 };
 

@@ -139,9 +139,9 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
 
 void run_cpu(const ConvArgs& args, Runtime& runtime) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    dispatch_kernel_size(args.problem.r, [&](auto kernel) {
+    dispatch_value<1, 2, 3, 4, 5, 7>(args.problem.r, [&](auto kernel) {
       using T = decltype(zero);
-      constexpr int R = decltype(kernel)::value;
+      constexpr int R = kernel();
       if (tile_shape(args.problem.k_per_group()).k == narrow_tile.k) {
         convolve<T, R, narrow_tile.k, narrow_tile.pixels>(args, runtime);
       } else {

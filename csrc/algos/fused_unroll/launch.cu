@@ -64,9 +64,9 @@ void launch(const ConvArgs& args, Runtime& runtime) {
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    dispatch_kernel_size(args.problem.r, [&](auto kernel) {
+    dispatch_value<1, 2, 3, 4, 5, 7>(args.problem.r, [&](auto kernel) {
       using T = decltype(zero);
-      constexpr int R = decltype(kernel)::value;
+      constexpr int R = kernel();
       if (plan_as<TileShape>(args.kernel_plan).k == narrow_tile.k) {
         launch<T, R, narrow_tile>(args, runtime);
       } else {

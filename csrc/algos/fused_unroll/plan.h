@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "core/problem.h"
 
@@ -32,19 +31,6 @@ inline constexpr int chunk_channels(int kernel) {
 
 inline constexpr bool has_kernel_size(std::int64_t r, std::int64_t s) {
   return r == s && ((r >= 1 && r <= 5) || r == 7);
-}
-
-// Calls `visit` with the kernel size as a compile-time constant: visit(std::integral_constant<int, R>).
-template <typename Visitor>
-void dispatch_kernel_size(std::int64_t r, Visitor&& visit) {
-  switch (r) {
-    case 1: visit(std::integral_constant<int, 1>{}); break;
-    case 2: visit(std::integral_constant<int, 2>{}); break;
-    case 3: visit(std::integral_constant<int, 3>{}); break;
-    case 4: visit(std::integral_constant<int, 4>{}); break;
-    case 5: visit(std::integral_constant<int, 5>{}); break;
-    case 7: visit(std::integral_constant<int, 7>{}); break;
-  }
 }
 
 // The tiles of a problem, in the order in which they run: the tiles of one pixel range follow each other, because they

@@ -19,9 +19,8 @@ constexpr std::int64_t floats_per_vector = 8;  // of AVX2
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   const std::int64_t elements = elements_per_row(problem);
   if (elements > chunk_elements) {
-    return Support::no("size", "one output row needs " + std::to_string(elements) +
-                                   " elements of unrolled input or output; im2col_gemm takes up to " +
-                                   std::to_string(chunk_elements));
+    return Support::no("size", "one output row needs ", elements,
+                       " elements of unrolled input or output; im2col_gemm takes up to ", chunk_elements);
   }
   return Support::yes();
 }
@@ -102,10 +101,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const Cut chunk = cut(problem, device.type);
   ConvPlan plan;
   plan.kernel_plan = keep_plan(chunk);
-  plan.config = !chunk.unrolls ? "in place"
-                : chunk.samples > 1 || chunk.rows == problem.p()
-                    ? "unroll " + std::to_string(chunk.samples) + " samples"
-                    : "unroll " + std::to_string(chunk.rows) + " rows";
+  plan.config = !chunk.unrolls                                   ? "in place"
+                : chunk.samples > 1 || chunk.rows == problem.p() ? text_of("unroll ", chunk.samples, " samples")
+                                                                 : text_of("unroll ", chunk.rows, " rows");
   plan.workspace_bytes = chunk.workspace_bytes();
 
   // Launches: per chunk, an unrolling, an epilogue, and a GEMM for every group or every sample, whichever are fewer.
@@ -163,12 +161,9 @@ const Algorithm algorithm{
     .family = "gemm",
     .summary = "unroll to a bounded buffer, then the library's GEMM",
     .source = 2,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
 };
 
 }  // namespace fastconv::algos::im2col_gemm

@@ -11,7 +11,6 @@
 #include "core/fitted.h"
 #include "core/names.h"
 #include "core/roundoffs.h"
-#include "core/touched_pixels.h"
 
 namespace fastconv::algos::implicit_gemm {
 namespace {
@@ -29,21 +28,20 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
 // On CUDA, where the kernel that multiplies reads each value once, on its way into registers.
 Support supports_affine(const ConvProblem& problem, const DeviceInfo& device) {
   const auto no = [](const std::string& met, const std::string& needed) {
-    return Support::no("affine", met + "; implicit_gemm needs " + needed + " for an affine input");
+    return Support::no("affine", met, "; implicit_gemm needs ", needed, " for an affine input");
   };
   if (!persistent::is_used(problem, device)) {
-    return no("compute capability is " + std::to_string(device.compute_capability) + " and a pixel has " +
-                  std::to_string(problem.c) + " channels in " + std::to_string(problem.groups) + " groups",
+    return no(text_of("compute capability is ", device.compute_capability, " and a pixel has ", problem.c,
+                      " channels in ", problem.groups, " groups"),
               "90, whole 16 bytes and one group");
   }
   if (problem.r * problem.s != 1 || problem.pad_h != 0 || problem.pad_w != 0) {
-    return no("the filter is " + std::to_string(problem.r) + "x" + std::to_string(problem.s) + ", the padding " +
-                  std::to_string(problem.pad_h) + "x" + std::to_string(problem.pad_w),
+    return no(text_of("the filter is ", problem.r, "x", problem.s, ", the padding ", problem.pad_h, "x", problem.pad_w),
               "1x1 and 0x0");
   }
   if (problem.input_activation == Activation::silu) return no("its activation is silu", "none, relu or relu6");
   if (persistent::make_weights(problem).filter_tile < persistent::min_affine_filters) {
-    return no("the filters are " + std::to_string(problem.k), "more");
+    return no(text_of("the filters are ", problem.k), "more");
   }
   return Support::yes();
 }
@@ -51,19 +49,19 @@ Support supports_affine(const ConvProblem& problem, const DeviceInfo& device) {
 // On CUDA, where kernels of their own end with a gated activation: Hopper's, in classes of 11 bits and fewer.
 Support supports_gated(const ConvProblem& problem, const DeviceInfo& device) {
   const auto no = [&](const std::string& met, const std::string& needed) {
-    return Support::no("activation", met + "; implicit_gemm needs " + needed + " for " + name_of(problem.activation));
+    return Support::no("activation", met, "; implicit_gemm needs ", needed, " for ", name_of(problem.activation));
   };
   const bool single = problem.accuracy == AccuracyClass::tf32;
   if (!single && size_of(problem.dtype) != 2) {
     return no(std::string("the class is ") + name_of(problem.accuracy), "fp16, bf16 or tf32");
   }
   if (!persistent::is_used(problem, device)) {
-    return no("compute capability is " + std::to_string(device.compute_capability) + " and a pixel has " +
-                  std::to_string(problem.c) + " channels in " + std::to_string(problem.groups) + " groups",
+    return no(text_of("compute capability is ", device.compute_capability, " and a pixel has ", problem.c,
+                      " channels in ", problem.groups, " groups"),
               "90, whole 16 bytes and one group");
   }
   if (single && problem.r * problem.s != 1) {
-    return no("the filter is " + std::to_string(problem.r) + "x" + std::to_string(problem.s), "1x1 in class tf32");
+    return no(text_of("the filter is ", problem.r, "x", problem.s), "1x1 in class tf32");
   }
   if (problem.has_residual()) return no("there is a residual", "none");
   if (problem.input_affine) return no("the input is affine", "a plain one");
@@ -80,12 +78,11 @@ bool reads_dense_residual(const ConvProblem& problem, const DeviceInfo& device) 
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.groups > max_groups) {
-    return Support::no("groups", "groups is " + std::to_string(problem.groups) + "; implicit_gemm needs at most " +
-                                     std::to_string(max_groups));
+    return Support::no("groups", "groups is ", problem.groups, "; implicit_gemm needs at most ", max_groups);
   }
   if (device.type == DeviceType::cuda && device.compute_capability < 80) {
-    return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
-                                     "; implicit_gemm needs 80 or more");
+    return Support::no("device", "compute capability is ", device.compute_capability,
+                       "; implicit_gemm needs 80 or more");
   }
   // The kernels number pixels, taps and blocks with 31 bits.
   constexpr double limit = 2147483648.0 - portable::pixel_tile;
@@ -94,22 +91,20 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const portable::Plan config = portable::make_plan(problem);
   const double blocks = static_cast<double>(config.pixel_tiles) * static_cast<double>(config.filter_tiles);
   if (std::max({padded, static_cast<double>(config.reduction), blocks}) >= limit) {
-    return Support::no("size", "the padded input has " + std::to_string(padded) + " pixels, the filter " +
-                                   std::to_string(config.reduction) + " weights; implicit_gemm needs both below 2^31");
+    return Support::no("size", "the padded input has ", padded, " pixels, the filter ", config.reduction,
+                       " weights; implicit_gemm needs both below 2^31");
   }
   if (persistent::is_used(problem, device) && std::max(problem.stride_h, problem.stride_w) > persistent::max_stride) {
-    return Support::no("stride", "stride is " + std::to_string(problem.stride_h) + "x" +
-                                     std::to_string(problem.stride_w) + "; implicit_gemm needs at most " +
-                                     std::to_string(persistent::max_stride) + " on this GPU");
+    return Support::no("stride", "stride is ", problem.stride_h, "x", problem.stride_w,
+                       "; implicit_gemm needs at most ", persistent::max_stride, " on this GPU");
   }
   if (device.type == DeviceType::cuda && is_gated(problem.activation)) {
     if (Support support = supports_gated(problem, device); !support.ok) return support;
   }
   if (problem.input_affine && device.type == DeviceType::cuda) return supports_affine(problem, device);
   if (reads_dense_residual(problem, device)) {
-    return Support::no("ranges", "y, and with it the residual, is a range of a tensor of " +
-                                     std::to_string(problem.y_channels) +
-                                     " channels; implicit_gemm's persistent kernel needs a residual of its own");
+    return Support::no("ranges", "y, and with it the residual, is a range of a tensor of ", problem.y_channels,
+                       " channels; implicit_gemm's persistent kernel needs a residual of its own");
   }
   return Support::yes();
 }
@@ -142,39 +137,34 @@ double cuda_cost_us(const ConvProblem& problem, const portable::Plan& config, co
 }
 
 std::string describe_tile(const persistent::Plan& plan) {
-  const auto text = [](std::int64_t value) { return std::to_string(value); };
-  const std::string tile = plan.flat
-                               ? text(plan.tile_q) + " outputs in a row"
-                               : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
+  const std::string tile = plan.flat ? text_of(plan.tile_q, " outputs in a row")
+                                     : text_of(plan.tile_n, "x", plan.tile_p, "x", plan.tile_q, " outputs");
   std::string parts;
   if (plan.split_k > 1) {
-    parts = ", " + (plan.whole > 0 ? "the last " + text(plan.tiles() - plan.whole) + " tiles in " : std::string()) +
-            text(plan.split_k) + " splits" + (plan.clusters ? " in a cluster" : "");
+    parts =
+        text_of(", ", (plan.whole > 0 ? text_of("the last ", plan.tiles() - plan.whole, " tiles in ") : std::string()),
+                plan.split_k, " splits", (plan.clusters ? " in a cluster" : ""));
   }
-  return std::string(describe(plan.weights.mode)) +
-         (plan.source == persistent::Source::converted ? " beforehand" : "") +
-         (plan.affine() ? " of an affine input" : "") + ", tile " + tile + ", " + text(plan.filter_tile) +
-         " filters, " + text(plan.stages * plan.stage_taps) + " steps of " + text(plan.step_channels()) +
-         (plan.whole_window ? ", whole windows" : ", single taps") + parts;
+  return text_of(describe(plan.weights.mode), (plan.source == persistent::Source::converted ? " beforehand" : ""),
+                 (plan.affine() ? " of an affine input" : ""), ", tile ", tile, ", ", plan.filter_tile, " filters, ",
+                 plan.stages * plan.stage_taps, " steps of ", plan.step_channels(),
+                 (plan.whole_window ? ", whole windows" : ", single taps"), parts);
 }
 
 std::string describe_tile(const single_tile::Plan& plan, AccuracyClass accuracy) {
-  const auto text = [](std::int64_t value) { return std::to_string(value); };
   const std::string tile = plan.kind == single_tile::Tile::rows
-                               ? text(plan.pixels) + " outputs in a row"
-                               : text(plan.tile_n) + "x" + text(plan.tile_p) + "x" + text(plan.tile_q) + " outputs";
+                               ? text_of(plan.pixels, " outputs in a row")
+                               : text_of(plan.tile_n, "x", plan.tile_p, "x", plan.tile_q, " outputs");
   const char* type = accuracy == AccuracyClass::tf32 ? "TF32" : describe(select_mode(accuracy));  // fp32: 3 x float16
-  return "single tile, " + std::string(type) + ", tile " + tile + ", " + text(plan.filter_tile) + " filters, " +
-         text(plan.steps) + " steps of " + text(plan.step_channels) +
-         (plan.stage_taps > 1 ? ", whole windows" : ", single taps") +
-         (plan.split_k > 1 ? ", " + text(plan.split_k) + " splits in a cluster" : "");
+  return text_of("single tile, ", type, ", tile ", tile, ", ", plan.filter_tile, " filters, ", plan.steps, " steps of ",
+                 plan.step_channels, (plan.stage_taps > 1 ? ", whole windows" : ", single taps"),
+                 (plan.split_k > 1 ? text_of(", ", plan.split_k, " splits in a cluster") : ""));
 }
 
 std::string describe_tile(const few_channels::Plan& plan) {
-  const auto text = [](std::int64_t value) { return std::to_string(value); };
-  return std::string("few channels, ") + describe(plan.weights.mode) + ", tile " + text(plan.tile_p) + "x" +
-         text(plan.tile_q) + " outputs, " + text(plan.weights.filter_tile) + " filters, " + text(plan.steps) +
-         " steps of " + text(2 * few_channels::step_pairs) + (plan.dense ? ", dense" : ", padded");
+  return text_of("few channels, ", describe(plan.weights.mode), ", tile ", plan.tile_p, "x", plan.tile_q, " outputs, ",
+                 plan.weights.filter_tile, " filters, ", plan.steps, " steps of ", 2 * few_channels::step_pairs,
+                 (plan.dense ? ", dense" : ", padded"));
 }
 
 // What the larger `wgmma` kernel takes of the time that is planned for it, by kind of problem: fitted to runs on an
@@ -231,10 +221,10 @@ ConvPlan plan_for_hopper(const ConvProblem& problem, const DeviceInfo& device) {
 
 ConvPlan plan_portable(const ConvProblem& problem, const DeviceInfo& device) {
   const portable::Plan config = portable::make_plan(problem);
-  return {std::string(describe(config.mode)) + ", tile " + std::to_string(portable::pixel_tile) + " outputs, " +
-              std::to_string(config.filter_tile) + " filters, " + std::to_string(config.steps) + " steps of " +
-              std::to_string(portable::depth_tile) + ", " + (config.loads_vectors ? "vectors" : "elements"),
-          0, cuda_cost_us(problem, config, device), keep_plan<Plan>(config), config.loads_vectors};
+  return {
+      text_of(describe(config.mode), ", tile ", portable::pixel_tile, " outputs, ", config.filter_tile, " filters, ",
+              config.steps, " steps of ", portable::depth_tile, ", ", (config.loads_vectors ? "vectors" : "elements")),
+      0, cuda_cost_us(problem, config, device), keep_plan<Plan>(config), config.loads_vectors};
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
@@ -271,9 +261,6 @@ const Algorithm algorithm{
     .name = "implicit_gemm",
     .family = "gemm",
     .summary = "one tensor-core GEMM that gathers its input on the fly, FP32 as split FP16",
-    .source = 0,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,

@@ -1,25 +1,51 @@
 // Dispatches to the plan's kernel.
 #include <variant>
 
-#include "algos/implicit_gemm/few_channels/launch.h"
 #include "algos/implicit_gemm/kernels.h"
-#include "algos/implicit_gemm/persistent/launch.h"
-#include "algos/implicit_gemm/portable/launch.h"
-#include "algos/implicit_gemm/single_tile/launch.h"
 #include "core/kernels.h"
 
 namespace fastconv::algos::implicit_gemm {
 
+namespace persistent {  // each class in .cu files of its own
+template <Mode mode>
+void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime);
+template <Mode mode>
+void run_affine(const ConvArgs& args, const Plan& plan, Runtime& runtime);
+template <Mode mode>
+void run_gated(const ConvArgs& args, const Plan& plan, Runtime& runtime);
+template <Mode mode>
+void pack_class(const PackArgs& args, Runtime& runtime);
+
+void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  dispatch_mode(plan.weights.mode, [&](auto mode) {
+    if (plan.affine()) return run_affine<mode()>(args, plan, runtime);
+    if constexpr (mode() != Mode::split) {
+      if (is_gated(args.problem.activation)) return run_gated<mode()>(args, plan, runtime);
+    }
+    run_class<mode()>(args, plan, runtime);
+  });
+}
+
+void pack(const PackArgs& args, Runtime& runtime) {
+  dispatch_mode(make_weights(args.problem).mode, [&](auto mode) { pack_class<mode()>(args, runtime); });
+}
+}  // namespace persistent
+namespace few_channels {
+void run(const ConvArgs& args, const Plan& plan, Runtime& runtime);
+// `packed`: its own part of the packed weight. Leaves the snapshot as it is.
+void pack(const PackArgs& args, const Weights& weights, void* packed, Runtime& runtime);
+}  // namespace few_channels
+namespace portable {
+void run(const ConvArgs& args, const Plan& plan, Runtime& runtime);
+void pack(const PackArgs& args, Runtime& runtime);
+}  // namespace portable
+namespace single_tile {
+void run(const ConvArgs& args, const Plan& plan, Runtime& runtime);
+}
+
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
-  struct Run {
-    const ConvArgs& args;
-    Runtime& runtime;
-    void operator()(const portable::Plan& plan) const { portable::run(args, plan, runtime); }
-    void operator()(const persistent::Plan& plan) const { persistent::run(args, plan, runtime); }
-    void operator()(const single_tile::Plan& plan) const { single_tile::run(args, plan, runtime); }
-    void operator()(const few_channels::Plan& plan) const { few_channels::run(args, plan, runtime); }
-  };
-  std::visit(Run{args, runtime}, plan_as<Plan>(args.kernel_plan));
+  // Found by the plan's namespace.
+  std::visit([&](const auto& plan) { run(args, plan, runtime); }, plan_as<Plan>(args.kernel_plan));
 }
 
 void pack_cuda(const PackArgs& args, Runtime& runtime) {

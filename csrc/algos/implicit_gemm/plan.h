@@ -11,10 +11,17 @@
 #include "core/device_info.h"
 #include "core/integers.h"
 #include "core/problem.h"
+#include "device/numeric.h"
 
 namespace fastconv::algos::implicit_gemm {
 
 constexpr std::int64_t max_groups = 65535;  // a dimension of the grid
+
+// 1x1 with stride 1 and no padding has no geometry: one row of N H W pixels.
+inline bool is_matrix_product(const ConvProblem& problem) {
+  return problem.r == 1 && problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 && problem.pad_h == 0 &&
+         problem.pad_w == 0;
+}
 
 // What the tensor cores multiply.
 enum class Mode : std::uint8_t {
@@ -23,6 +30,12 @@ enum class Mode : std::uint8_t {
   fp16,
   bf16,
 };
+
+// Calls visit with the std::integral_constant that the mode is.
+template <typename Visitor>
+void dispatch_mode(Mode mode, const Visitor& visit) {
+  dispatch_value<Mode::split, Mode::single, Mode::fp16, Mode::bf16>(mode, visit);
+}
 
 inline const char* describe(Mode mode) {
   switch (mode) {

@@ -9,21 +9,17 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo&) { return serial_
 // Every refusal names the value that was met and the value that is needed: explain() and the swap report print it.
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   if (problem.r != 1 || problem.s != 1) {
-    return Support::no("kernel_size", "the kernel is " + std::to_string(problem.r) + "x" + std::to_string(problem.s) +
-                                          "; null needs 1x1");
+    return Support::no("kernel_size", "the kernel is ", problem.r, "x", problem.s, "; null needs 1x1");
   }
   if (problem.groups != problem.c || problem.k != problem.c) {
-    return Support::no("groups", "groups, C, K are " + std::to_string(problem.groups) + ", " +
-                                     std::to_string(problem.c) + ", " + std::to_string(problem.k) +
-                                     "; null needs all three equal");
+    return Support::no("groups", "groups, C, K are ", problem.groups, ", ", problem.c, ", ", problem.k,
+                       "; null needs all three equal");
   }
   if (problem.stride_h != 1 || problem.stride_w != 1) {
-    return Support::no("stride", "stride is " + std::to_string(problem.stride_h) + "x" +
-                                     std::to_string(problem.stride_w) + "; null needs 1x1");
+    return Support::no("stride", "stride is ", problem.stride_h, "x", problem.stride_w, "; null needs 1x1");
   }
   if (problem.pad_h != 0 || problem.pad_w != 0) {
-    return Support::no("padding", "padding is " + std::to_string(problem.pad_h) + "x" + std::to_string(problem.pad_w) +
-                                      "; null needs 0x0");
+    return Support::no("padding", "padding is ", problem.pad_h, "x", problem.pad_w, "; null needs 0x0");
   }
   return Support::yes();
 }
@@ -42,13 +38,9 @@ const Algorithm algorithm{
     .name = "null",
     .family = "direct",
     .summary = "a template to copy from: scales each channel (1x1 depthwise)",
-    .source = 0,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
 };
 
 }  // namespace fastconv::algos::null

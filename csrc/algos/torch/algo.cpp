@@ -9,7 +9,6 @@
 #include "core/fitted.h"
 #include "core/library_times.h"
 #include "core/roundoffs.h"
-#include "core/touched_pixels.h"
 
 namespace fastconv::algos::torch {
 namespace {
@@ -351,13 +350,9 @@ const Algorithm algorithm{
     .name = "torch",
     .family = "library",
     .summary = "PyTorch's own convolution (cuDNN, oneDNN)",
-    .source = 0,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
 };
 
 }  // namespace fastconv::algos::torch

@@ -8,28 +8,25 @@ namespace {
 
 Support supports(const ConvProblem& problem, const DeviceInfo&) {
   if (problem.y_channels != 0 && !single_stage(problem)) {
-    return Support::no("ranges", "y is a range of a tensor of " + std::to_string(problem.y_channels) +
-                                     " channels; two_stage, whose planes are like y, needs a tensor of its own");
+    return Support::no("ranges", "y is a range of a tensor of ", problem.y_channels,
+                       " channels; two_stage, whose planes are like y, needs a tensor of its own");
   }
   if (single_stage(problem) || planes_bytes_per_image(problem) <= max_workspace_bytes) return Support::yes();
-  return Support::no("workspace", "the " + std::to_string(problem.r * problem.s) +
-                                      " partial planes of one image take " +
-                                      std::to_string(planes_bytes_per_image(problem)) + " bytes; two_stage allows " +
-                                      std::to_string(max_workspace_bytes));
+  return Support::no("workspace", "the ", problem.r * problem.s, " partial planes of one image take ",
+                     planes_bytes_per_image(problem), " bytes; two_stage allows ", max_workspace_bytes);
 }
 
 std::string stages(const ConvProblem& problem) {
   if (single_stage(problem)) return "one stage, ";
-  return std::to_string(problem.r * problem.s) + " planes, " + std::to_string(images_per_chunk(problem)) +
-         " images at a time, ";
+  return text_of(problem.r * problem.s, " planes, ", images_per_chunk(problem), " images at a time, ");
 }
 
 ConvPlan plan_cpu(const ConvProblem& problem, const DeviceInfo& device) {
   const CpuConfig config = choose_cpu_config(problem);
   ConvPlan plan;
   plan.kernel_plan = keep_plan(config);
-  plan.config = stages(problem) + "tile " + std::to_string(cpu_pixel_tile) + " outputs, " +
-                std::to_string(config.k_tile) + " filters, " + std::to_string(config.channels) + " channels";
+  plan.config = text_of(stages(problem), "tile ", cpu_pixel_tile, " outputs, ", config.k_tile, " filters, ",
+                        config.channels, " channels");
   plan.workspace_bytes =
       static_cast<std::size_t>((planes_bytes(problem) + 63) / 64 * 64 + device.processors * config.scratch_bytes());
   const double pixels = static_cast<double>(
@@ -49,9 +46,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const Config config = choose_config(problem, device);
   ConvPlan plan;
   plan.kernel_plan = keep_plan(config);
-  plan.config = stages(problem) + "tile " + std::to_string(config.pixel_tile) + " outputs, " +
-                std::to_string(config.k_tile) + " filters, lanes along " +
-                (config.lanes_on_filters ? "filters" : "outputs");
+  plan.config = text_of(stages(problem), "tile ", config.pixel_tile, " outputs, ", config.k_tile,
+                        " filters, lanes along ", (config.lanes_on_filters ? "filters" : "outputs"));
   plan.workspace_bytes = static_cast<std::size_t>(planes_bytes(problem));
   plan.cost_us = config.cost_us;
   return plan;
@@ -69,12 +65,9 @@ const Algorithm algorithm{
     .family = "direct",
     .summary = "a plane per filter tap, then the sum of the planes",
     .source = 3,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
-    .packed_weight = plain_weight,
     .abilities = {.ranges = true},
 };
 

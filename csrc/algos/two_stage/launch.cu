@@ -21,13 +21,10 @@ Params<T> make_params(const ConvArgs& args, const Config& config, std::int64_t n
   params.epilogue = make_epilogue<T>(args);
   if (params.epilogue.residual != nullptr) params.epilogue.residual += n * params.out.n;
   params.images = images;
-  params.h = problem.h, params.w = problem.w, params.p = problem.p(), params.q = problem.q();
+  set_sizes(params, problem);
   params.groups = problem.groups, params.c_per_group = problem.c_per_group();
   params.k_per_group = problem.k_per_group();
-  params.stride_h = problem.stride_h, params.stride_w = problem.stride_w;
-  params.pad_h = problem.pad_h, params.pad_w = problem.pad_w;
-  params.dilation_h = problem.dilation_h, params.dilation_w = problem.dilation_w;
-  params.s = problem.s, params.taps = problem.r * problem.s;
+  params.taps = problem.r * problem.s;
   params.pixels = images * problem.p() * problem.q();
   params.pixel_tiles = ceil_div<std::int64_t>(params.pixels, config.pixel_tile);
   params.k_tiles = config.k_tiles;
@@ -55,27 +52,17 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   }
 }
 
-template <typename T, int tile_index>
-void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
-  if (config.lanes_on_filters) {
-    launch<T, tile_index, true>(args, runtime, config);
-  } else {
-    launch<T, tile_index, false>(args, runtime, config);
-  }
-}
-
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const Config& config = plan_as<Config>(args.kernel_plan);
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
     static_assert(tile_count == 3);
-    switch (config.tile) {
-      case 0: launch<T, 0>(args, runtime, config); break;
-      case 1: launch<T, 1>(args, runtime, config); break;
-      default: launch<T, 2>(args, runtime, config); break;
-    }
+    dispatch_value<0, 1, 2>(config.tile, [&](auto tile) {
+      dispatch_value<false, true>(config.lanes_on_filters, [&](auto lanes_on_filters) {
+        launch<decltype(zero), tile(), lanes_on_filters()>(args, runtime, config);
+      });
+    });
   });
 }
 

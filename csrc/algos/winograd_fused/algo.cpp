@@ -5,7 +5,6 @@
 
 #include "algos/winograd_fused/plan.h"
 #include "core/cost.h"
-#include "core/narrow_outputs.h"
 #include "core/roundoffs.h"
 #include "winograd/limits.h"
 
@@ -25,8 +24,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const Support shape = supports_winograd(problem, "winograd_fused");
   if (!shape.ok) return shape;
   if (device.type == DeviceType::cuda && device.compute_capability != 90) {
-    return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
-                                     "; winograd_fused needs 90 (wgmma)");
+    return Support::no("device", "compute capability is ", device.compute_capability,
+                       "; winograd_fused needs 90 (wgmma)");
   }
   // Work tiles are numbered with 31 bits, sizes and coordinates too, and rows and tiles of all images; a tensor copy's
   // strides have 40.
@@ -38,12 +37,18 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   constexpr auto limit = static_cast<double>(max_numbers);
   if (!config.fits_31_bits() || image >= 1099511627776.0 || std::max(rows, filters) >= limit ||
       static_cast<double>(std::max({problem.n, problem.c, problem.h, problem.w, problem.k})) >= limit) {
-    return Support::no("size", "the output has " + std::to_string(config.work_tiles) + " work tiles, an image " +
-                                   std::to_string(image) + " bytes, 16 of its rows " +
-                                   std::to_string(std::max(rows, filters)) +
-                                   " elements; winograd_fused needs below 2^31, 2^40 and 2^31");
+    return Support::no("size", "the output has ", config.work_tiles, " work tiles, an image ", image,
+                       " bytes, 16 of its rows ", std::max(rows, filters),
+                       " elements; winograd_fused needs below 2^31, 2^40 and 2^31");
   }
   return Support::yes();
+}
+
+// The factor for NHWC outputs of a few filters that do not fill whole vectors, which tiles of 64 or more filters store
+// one by one, between idle lanes: measured on an H200 with 1 and 3 filters (docs/log/87-suite-66b4f44.md).
+double narrow_outputs_factor(const ConvProblem& problem, double slowness) {
+  const bool whole = problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
+  return problem.layout == Layout::nhwc && problem.k < 8 && !whole ? slowness : 1.0;
 }
 
 double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
@@ -69,16 +74,14 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const int rows = config.split ? strip_rows(config.strips) : config.shape.rows;
   const int width = config.split ? tile_columns * tile_outputs : config.shape.width();
   const int times = config.split ? config.strips : config.shape.images;
-  const std::string images = times == 1 ? "" : std::to_string(times) + "x";
-  plan.config = std::string(config.split ? "3 x" : "1 x") + " float16, work tiles of " +
-                std::to_string(filter_tile * config.work_tile_filter_tiles * config.v_reuse) + " filters, " + images +
-                std::to_string(rows) + "x" + std::to_string(width) + " outputs" +
-                (!config.split && config.shape.packs_columns ? " of packed columns, " : ", ") +
-                std::to_string(config.stages) + " stages of " +
-                std::to_string(config.u_steps / config.stages * channels) + ", " +
-                (config.use_tma ? "tensor copies" : "elements") +
-                (config.blocks > 1 ? ", clusters of " + std::to_string(config.blocks) : "") +
-                (config.v_reuse > 1 ? ", v_reuse " + std::to_string(config.v_reuse) : "");
+  const std::string images = times == 1 ? "" : text_of(times, "x");
+  plan.config = text_of(config.split ? "3 x" : "1 x", " float16, work tiles of ",
+                        filter_tile * config.work_tile_filter_tiles * config.v_reuse, " filters, ", images, rows, "x",
+                        width, " outputs", !config.split && config.shape.packs_columns ? " of packed columns, " : ", ",
+                        config.stages, " stages of ", config.u_steps / config.stages * channels, ", ",
+                        config.use_tma ? "tensor copies" : "elements",
+                        config.blocks > 1 ? text_of(", clusters of ", config.blocks) : "",
+                        config.v_reuse > 1 ? text_of(", v_reuse ", config.v_reuse) : "");
   plan.cost_us = cuda_cost_us(problem, config, device);
   plan.kernel_plan = keep_plan(config);
   plan.reads_nhwc = config.use_tma;
@@ -99,9 +102,6 @@ const Algorithm algorithm{
     .name = "winograd_fused",
     .family = "winograd",
     .summary = "F(4,3) along W in one kernel, nothing stored in between, on FP16 tensor cores",
-    .source = 0,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,

@@ -1,11 +1,17 @@
 // From a plan to the kernel of its class.
 #include "algos/winograd_fused/shared/pack.cuh"
-#include "algos/winograd_fused/single/launch.h"
-#include "algos/winograd_fused/split/launch.h"
 #include "core/kernels.h"
 #include "device/launch.h"
 
 namespace fastconv::algos::winograd_fused {
+
+namespace split {
+void run(const ConvArgs& args, const Config& config, Runtime& runtime);
+}
+namespace single {  // a .cu file for each type, so that they compile side by side
+template <typename T>
+void run(const ConvArgs& args, const Config& config, Runtime& runtime);
+}
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   const Config& config = plan_as<Config>(args.kernel_plan);

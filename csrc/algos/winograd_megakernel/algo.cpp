@@ -23,13 +23,12 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (Support support = supports_winograd(problem, "winograd_megakernel"); !support.ok) return support;
   const bool cuda = device.type == DeviceType::cuda, ieee = problem.accuracy == AccuracyClass::ieee;
   if (cuda && (ieee ? device.compute_capability < 80 : device.compute_capability != 90)) {
-    return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
-                                     "; winograd_megakernel needs " + (ieee ? "80 or more" : "90 (wgmma)"));
+    return Support::no("device", "compute capability is ", device.compute_capability, "; winograd_megakernel needs ",
+                       (ieee ? "80 or more" : "90 (wgmma)"));
   }
   if (cuda && ieee && device.shared_memory_bytes < ffma::block_bytes) {
-    return Support::no("device", "a block has " + std::to_string(device.shared_memory_bytes) +
-                                     " bytes of shared memory; winograd_megakernel needs " +
-                                     std::to_string(ffma::block_bytes));
+    return Support::no("device", "a block has ", device.shared_memory_bytes,
+                       " bytes of shared memory; winograd_megakernel needs ", ffma::block_bytes);
   }
   if (problem.output_numel() == 0) return Support::yes();
   // Coordinates have 31 bits, a tensor copy's strides 40.
@@ -39,9 +38,8 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (cuda &&
       (image >= 1099511627776.0 ||
        static_cast<double>(std::max({problem.n, problem.h, problem.w, 512 * problem.c, 512 * problem.k})) >= limit)) {
-    return Support::no("size", "an image has " + std::to_string(image) + " bytes, C is " + std::to_string(problem.c) +
-                                   ", K is " + std::to_string(problem.k) +
-                                   "; winograd_megakernel needs below 2^40 and 2^22");
+    return Support::no("size", "an image has ", image, " bytes, C is ", problem.c, ", K is ", problem.k,
+                       "; winograd_megakernel needs below 2^40 and 2^22");
   }
   try {
     if (cuda && ieee) {
@@ -52,7 +50,7 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
       cpu::make_map(problem, device);
     }
   } catch (const InvalidArgument& error) {
-    return Support::no("size", std::string(error.what()) + " (the task map of winograd_megakernel)");
+    return Support::no("size", error.what(), " (the task map of winograd_megakernel)");
   }
   return Support::yes();
 }
@@ -125,10 +123,8 @@ double ffma_cost_us(const ConvProblem& problem, const ffma::Plan& plan, const De
 }
 
 std::string describe(const TaskMap& map) {
-  return std::to_string(map.groups) + " groups of " + std::to_string(map.shapes.group_tiles) +
-         " tiles, tasks per group " + std::to_string(map.s_i) + " + " + std::to_string(map.s_g) + " + " +
-         std::to_string(map.s_o) + ", D_IG " + std::to_string(map.mapping.d_ig) + ", D_GO " +
-         std::to_string(map.mapping.d_go) + ", M " + std::to_string(map.m);
+  return text_of(map.groups, " groups of ", map.shapes.group_tiles, " tiles, tasks per group ", map.s_i, " + ", map.s_g,
+                 " + ", map.s_o, ", D_IG ", map.mapping.d_ig, ", D_GO ", map.mapping.d_go, ", M ", map.m);
 }
 
 ConvPlan plan_ffma(const ConvProblem& problem, const DeviceInfo& device, const Instruments& instruments = {}) {
@@ -192,8 +188,6 @@ const Algorithm algorithm{
     .family = "winograd",
     .summary = "F(4x4,3x3) in one kernel: tasks in the order of a map, joined by counters",
     .source = 1,
-    .on_cpu = true,
-    .on_cuda = true,
     .roundoffs = roundoffs,
     .supports = supports,
     .plan = plan,
@@ -222,9 +216,8 @@ fastconv::ConvPlan fastconv::plan_instrumented_megakernel(const ConvProblem& pro
                             "; expected class ieee, whose kernel has filter tasks");
     }
     if (ffma::select_access(problem) != ffma::Access::nhwc_pairs) {
-      throw InvalidArgument("weight is given with " + std::to_string(problem.c) + " channels and " +
-                            std::to_string(problem.k) + " filters in " + name_of(problem.layout) +
-                            "; filter tasks need even numbers of both, in nhwc");
+      throw InvalidArgument(text_of("weight is given with ", problem.c, " channels and ", problem.k, " filters in ",
+                                    name_of(problem.layout), "; filter tasks need even numbers of both, in nhwc"));
     }
   }
   return problem.accuracy == AccuracyClass::ieee ? own::plan_ffma(problem, device, instruments)

@@ -1,8 +1,19 @@
 // From a problem to the kernel of its class.
-#include "algos/winograd_megakernel/ffma/launch.h"
-#include "algos/winograd_megakernel/wgmma/launch.h"
+#include "core/kernels.h"
+#include "device/numeric.h"
 
 namespace fastconv::algos::winograd_megakernel {
+
+namespace ffma {
+void run_cuda(const ConvArgs& args, Runtime& runtime);
+void pack_cuda(const PackArgs& args, Runtime& runtime);
+}  // namespace ffma
+namespace wgmma {  // a .cu file for each type, that of the tensors, so that they compile side by side
+template <typename T>
+void run(const ConvArgs& args, Runtime& runtime);
+template <typename T>
+void pack(const PackArgs& args, Runtime& runtime);
+}  // namespace wgmma
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
   if (args.problem.accuracy == AccuracyClass::ieee) return ffma::run_cuda(args, runtime);

@@ -17,8 +17,8 @@ Support supports(const ConvProblem& problem, const char* name) {
   if (Support support = supports_winograd(problem, name); !support.ok) return support;
   // The GPU kernels number tiles with 31 bits; F(2x2) has the most.
   if (problem.n * ((problem.p() + 1) / 2) * ((problem.q() + 1) / 2) >= (std::int64_t{1} << 31) - tile_multiple) {
-    return Support::no("size", "the output has " + std::to_string(problem.n * problem.p() * problem.q()) + " pixels; " +
-                                   name + " needs below 2^33");
+    return Support::no("size", "the output has ", problem.n * problem.p() * problem.q(), " pixels; ", name,
+                       " needs below 2^33");
   }
   return Support::yes();
 }
@@ -107,13 +107,12 @@ std::string describe_kernels(const Config& config, Layout layout) {
   std::string text;
   if (config.wgmma_gemm) {
     text = config.stationary == Stationary::filters ? " by wgmma, U stays"
-           : config.stationary == Stationary::tiles
-               ? " by wgmma, V stays, " + std::to_string(config.tile_n) + " filters"
-               : " by wgmma, U in stages";
+           : config.stationary == Stationary::tiles ? text_of(" by wgmma, V stays, ", config.tile_n, " filters")
+                                                    : " by wgmma, U in stages";
   }
-  text += ", channels by " + std::to_string(config.x_vector);
+  text += text_of(", channels by ", config.x_vector);
   if (layout == Layout::nchw) return text;
-  text += ", filters by " + std::to_string(config.y_vector) + (config.plain ? ", plain end" : "");
+  text += text_of(", filters by ", config.y_vector, config.plain ? ", plain end" : "");
   if (config.cached) text += config.overlaps_output ? ", M cached, overlapped" : ", M cached";
   return text;
 }
@@ -124,14 +123,13 @@ ConvPlan plan(int m, const ConvProblem& problem, const DeviceInfo& device) {
   plan.workspace_bytes =
       config.v_bytes() + config.m_bytes() + config.tile_exponent_bytes() + config.group_exponent_bytes();
   const std::int64_t chunks = (config.tiles + config.chunk_tiles - 1) / config.chunk_tiles;
-  plan.config = "F(" + std::to_string(m) + "x" + std::to_string(m) + ") " +
-                (config.mode == Mode::fp32    ? "float32"
-                 : config.mode == Mode::split ? "3 x float16"
-                                              : "half") +
-                " GEMM " + std::to_string(config.points()) + " x " + std::to_string(config.chunk_tiles) + "x" +
-                std::to_string(config.depth) + "x" + std::to_string(problem.k) +
-                (device.type == DeviceType::cuda ? describe_kernels(config, problem.layout) : "") + ", chunks " +
-                std::to_string(chunks);
+  plan.config =
+      text_of("F(", m, "x", m, ") ",
+              config.mode == Mode::fp32    ? "float32"
+              : config.mode == Mode::split ? "3 x float16"
+                                           : "half",
+              " GEMM ", config.points(), " x ", config.chunk_tiles, "x", config.depth, "x", problem.k,
+              device.type == DeviceType::cuda ? describe_kernels(config, problem.layout) : "", ", chunks ", chunks);
   plan.cost_us = device.type == DeviceType::cpu ? cpu_cost_us(problem, config, chunks, device)
                                                 : cuda_cost_us(problem, config, device);
   plan.kernel_plan = keep_plan(config);
@@ -168,8 +166,6 @@ constexpr Algorithm make_algorithm(const char* summary) {
       .family = "winograd",
       .summary = summary,
       .source = 1,
-      .on_cpu = true,
-      .on_cuda = true,
       .roundoffs = [](const ConvProblem& problem,
                       const DeviceInfo& device) { return roundoffs(noise<m>.gain, problem, device); },
       .supports = [](const ConvProblem& problem, const DeviceInfo&) { return supports(problem, name<m>); },

@@ -16,15 +16,9 @@
 namespace fastconv::algos::winograd_staged {
 namespace {
 
-// Calls visit with std::integral_constant<Mode, ...>.
 template <typename Visitor>
-void dispatch_mode(Mode mode, Visitor&& visit) {
-  switch (mode) {
-    case Mode::fp32: visit(std::integral_constant<Mode, Mode::fp32>{}); break;
-    case Mode::split: visit(std::integral_constant<Mode, Mode::split>{}); break;
-    case Mode::fp16: visit(std::integral_constant<Mode, Mode::fp16>{}); break;
-    case Mode::bf16: visit(std::integral_constant<Mode, Mode::bf16>{}); break;
-  }
+void dispatch_mode(Mode mode, const Visitor& visit) {
+  dispatch_value<Mode::fp32, Mode::split, Mode::fp16, Mode::bf16>(mode, visit);
 }
 
 // Only the combinations that select_mode() produces are compiled: f32 with fp32 or split, f16 with fp16, bf16 with

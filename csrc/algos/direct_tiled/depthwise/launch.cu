@@ -174,27 +174,22 @@ template <typename T>
 Params<T> make_params(const ConvArgs& args, const Config& config) {
   const ConvProblem& problem = args.problem;
   const std::int64_t tasks = problem.n * config.strips * config.column_tiles;
-  return {.x = static_cast<const T*>(args.x),
-          .weight = static_cast<const T*>(args.weight),
-          .y = static_cast<T*>(args.y),
-          .epilogue = make_epilogue<T>(args),
-          .x_image = problem.c * problem.h * problem.w,
-          .y_image = problem.k * problem.p() * problem.q(),
-          .c = as_int(problem.c),
-          .h = as_int(problem.h),
-          .w = as_int(problem.w),
-          .p = as_int(problem.p()),
-          .q = as_int(problem.q()),
-          .pad_h = as_int(problem.pad_h),
-          .pad_w = as_int(problem.pad_w),
-          .strip = config.strip,
-          .channel_tiles = as_int(config.channel_tiles),
-          .plain = args.residual == nullptr && problem.activation != Activation::silu,
-          .tasks = static_cast<unsigned>(problem.layout == Layout::nhwc ? tasks : tasks * problem.c),
-          .by_channel_tiles = config.channel_tiles,
-          .by_columns = config.column_tiles,
-          .by_strips = config.strips,
-          .by_c = problem.c};
+  Params<T> params{.x = static_cast<const T*>(args.x),
+                   .weight = static_cast<const T*>(args.weight),
+                   .y = static_cast<T*>(args.y),
+                   .epilogue = make_epilogue<T>(args),
+                   .x_image = problem.c * problem.h * problem.w,
+                   .y_image = problem.k * problem.p() * problem.q(),
+                   .strip = config.strip,
+                   .channel_tiles = as_int(config.channel_tiles),
+                   .plain = args.residual == nullptr && problem.activation != Activation::silu,
+                   .tasks = static_cast<unsigned>(problem.layout == Layout::nhwc ? tasks : tasks * problem.c),
+                   .by_channel_tiles = config.channel_tiles,
+                   .by_columns = config.column_tiles,
+                   .by_strips = config.strips,
+                   .by_c = problem.c};
+  set_sizes(params, problem);
+  return params;
 }
 
 template <typename T, int r, int stride>
@@ -210,22 +205,15 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   check_launch("direct_tiled: depthwise");
 }
 
-template <typename T, int r>
-void launch_stride(const ConvArgs& args, Runtime& runtime, const Config& config) {
-  args.problem.stride_h == 1 ? launch<T, r, 1>(args, runtime, config) : launch<T, r, 2>(args, runtime, config);
-}
-
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
   if (config.pairs) return pairs::run_cuda(args, runtime, config);
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    switch (args.problem.r) {
-      case 3: return launch_stride<T, 3>(args, runtime, config);
-      case 5: return launch_stride<T, 5>(args, runtime, config);
-      default: return launch_stride<T, 7>(args, runtime, config);
-    }
+    dispatch_value<3, 5, 7>(args.problem.r, [&](auto r) {
+      dispatch_value<1, 2>(args.problem.stride_h,
+                           [&](auto stride) { launch<decltype(zero), r(), stride()>(args, runtime, config); });
+    });
   });
 }
 

@@ -96,13 +96,15 @@ inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo
 
 }  // namespace pairs
 
-inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo& device) {
+inline bool has_kernel(const ConvProblem& problem) {
   const bool size = problem.r == problem.s && (problem.r == 3 || problem.r == 5 || problem.r == 7);
   const bool stride = problem.stride_h == problem.stride_w && problem.stride_h <= 2;
-  if (problem.c_per_group() != 1 || problem.k_per_group() != 1 || !size || !stride || problem.dilation_h != 1 ||
-      problem.dilation_w != 1) {
-    return std::nullopt;
-  }
+  return problem.c_per_group() == 1 && problem.k_per_group() == 1 && size && stride && problem.dilation_h == 1 &&
+         problem.dilation_w == 1;
+}
+
+inline std::optional<Config> choose(const ConvProblem& problem, const DeviceInfo& device) {
+  if (!has_kernel(problem)) return std::nullopt;
   if (problem.x_channels != 0 || problem.y_channels != 0) return std::nullopt;  // x and y have the same pixels
   // The kernel numbers rows, columns and the elements of an image with 31 bits.
   constexpr double limit = 1073741824.0;

@@ -45,21 +45,14 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   launch_kernel<T, convolve_nhwc<T, r, k_tile>>(args, runtime, config);
 }
 
-template <typename T, int r>
-void launch_tile(const ConvArgs& args, Runtime& runtime, const Config& config) {
-  config.k_tile == 3 ? launch<T, r, 3>(args, runtime, config) : launch<T, r, 4>(args, runtime, config);
-}
-
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    switch (args.problem.r) {
-      case 3: return launch_tile<T, 3>(args, runtime, config);
-      case 5: return launch_tile<T, 5>(args, runtime, config);
-      default: return launch_tile<T, 7>(args, runtime, config);
-    }
+    dispatch_value<3, 5, 7>(args.problem.r, [&](auto r) {
+      dispatch_value<3, 4>(config.k_tile,
+                           [&](auto k_tile) { launch<decltype(zero), r(), k_tile()>(args, runtime, config); });
+    });
   });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <variant>
 
 #include "algos/direct_tiled/depthwise/plan.h"
 #include "algos/direct_tiled/few_filters/plan.h"
@@ -195,29 +196,24 @@ void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config);
 namespace fastconv::algos::direct_tiled {
 
 // What serves a problem on CUDA: one of the five, or none where not even a channel fits shared memory.
-struct Choice {
-  std::optional<Config> tiled = {};
-  std::optional<resident::Config> resident = {};
-  std::optional<depthwise::Config> depthwise = {};
-  std::optional<few_filters::Config> few_filters = {};
-  std::optional<pointwise::Plan> pointwise = {};
-};
+using Choice =
+    std::optional<std::variant<Config, resident::Config, depthwise::Config, few_filters::Config, pointwise::Plan>>;
 
 inline Choice choose(const ConvProblem& problem, const DeviceInfo& device) {
-  if (const auto config = depthwise::choose(problem, device)) return {.depthwise = config};
+  if (const auto config = depthwise::choose(problem, device)) return *config;
   const auto tiled = choose_config(problem, device);
   const auto resident = resident::choose(problem, device);
   const auto pointwise = pointwise::choose(problem, device);
   const auto few_filters = few_filters::choose(problem, device);
   // In NHWC it has lost none.
   const bool few = few_filters && (problem.layout == Layout::nhwc || !tiled || few_filters->cost_us <= tiled->cost_us);
-  if (few) return {.few_filters = few_filters};
+  if (few) return *few_filters;
   const bool small = pointwise && (!tiled || pointwise->cost_us <= tiled->cost_us) &&
                      (!resident || pointwise->cost_us <= resident->cost_us);
-  if (small) return {.pointwise = pointwise};
+  if (small) return *pointwise;
   // With few channels the tiles' cost leaves out what their chunks cannot hide: they have lost every comparison there.
-  if (resident && (!tiled || problem.c <= 4 || resident->cost_us <= tiled->cost_us)) return {.resident = resident};
-  return {.tiled = tiled};
+  if (resident && (!tiled || problem.c <= 4 || resident->cost_us <= tiled->cost_us)) return *resident;
+  return tiled;
 }
 
 }  // namespace fastconv::algos::direct_tiled

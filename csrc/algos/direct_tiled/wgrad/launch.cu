@@ -205,23 +205,17 @@ void launch(const WeightGradientArgs& args, Runtime& runtime) {
   const auto& plan = plan_as<Plan>(args.kernel_plan);
   const bool nhwc = problem.layout == Layout::nhwc;
   auto* sums = static_cast<float*>(args.workspace);
-  const Params<T> params{.x = static_cast<const T*>(args.x),
-                         .grad = static_cast<const T*>(args.grad),
-                         .sums = sums,
-                         .x_image = problem.c * problem.h * problem.w,
-                         .grad_image = problem.k * problem.p() * problem.q(),
-                         .c = as_int(problem.c),
-                         .h = as_int(problem.h),
-                         .w = as_int(problem.w),
-                         .p = as_int(problem.p()),
-                         .q = as_int(problem.q()),
-                         .pad_h = as_int(problem.pad_h),
-                         .pad_w = as_int(problem.pad_w),
-                         .tasks = static_cast<unsigned>(problem.n * plan.strips * (nhwc ? 1 : problem.q())),
-                         .split_k = static_cast<unsigned>(plan.split_k),
-                         .by_channel_tiles = plan.channel_tiles,
-                         .by_columns = problem.q(),
-                         .by_strips = plan.strips};
+  Params<T> params{.x = static_cast<const T*>(args.x),
+                   .grad = static_cast<const T*>(args.grad),
+                   .sums = sums,
+                   .x_image = problem.c * problem.h * problem.w,
+                   .grad_image = problem.k * problem.p() * problem.q(),
+                   .tasks = static_cast<unsigned>(problem.n * plan.strips * (nhwc ? 1 : problem.q())),
+                   .split_k = static_cast<unsigned>(plan.split_k),
+                   .by_channel_tiles = plan.channel_tiles,
+                   .by_columns = problem.q(),
+                   .by_strips = plan.strips};
+  set_sizes(params, problem);
   const auto stream = stream_of(runtime);
   const auto blocks = static_cast<unsigned>(plan.channel_tiles * plan.split_k);
   constexpr int threads = warps * 32;
@@ -237,22 +231,15 @@ void launch(const WeightGradientArgs& args, Runtime& runtime) {
   check_launch("direct_tiled: weight gradient, splits");
 }
 
-template <typename T, int r>
-void launch_stride(const WeightGradientArgs& args, Runtime& runtime) {
-  args.problem.stride_h == 1 ? launch<T, r, 1>(args, runtime) : launch<T, r, 2>(args, runtime);
-}
-
 }  // namespace
 }  // namespace wgrad
 
 void weight_gradient_cuda(const WeightGradientArgs& args, Runtime& runtime) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    switch (args.problem.r) {
-      case 3: return wgrad::launch_stride<T, 3>(args, runtime);
-      case 5: return wgrad::launch_stride<T, 5>(args, runtime);
-      default: return wgrad::launch_stride<T, 7>(args, runtime);
-    }
+    dispatch_value<3, 5, 7>(args.problem.r, [&](auto r) {
+      dispatch_value<1, 2>(args.problem.stride_h,
+                           [&](auto stride) { wgrad::launch<decltype(zero), r(), stride()>(args, runtime); });
+    });
   });
 }
 

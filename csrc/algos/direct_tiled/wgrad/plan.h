@@ -35,13 +35,6 @@ struct Plan {
   }
 };
 
-inline bool fits(const ConvProblem& problem) {
-  const bool size = problem.r == problem.s && (problem.r == 3 || problem.r == 5 || problem.r == 7);
-  const bool stride = problem.stride_h == problem.stride_w && problem.stride_h <= 2;
-  return problem.c_per_group() == 1 && problem.k_per_group() == 1 && size && stride && problem.dilation_h == 1 &&
-         problem.dilation_w == 1;
-}
-
 inline Plan make_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const bool nhwc = problem.layout == Layout::nhwc;
   Plan plan;

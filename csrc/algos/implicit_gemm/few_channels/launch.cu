@@ -1,8 +1,8 @@
 // Launches of the kernel for first layers.
-#include "algos/implicit_gemm/few_channels/launch.h"
-
 #include "algos/implicit_gemm/few_channels/kernel.cuh"
 #include "algos/implicit_gemm/few_channels/pack.cuh"
+#include "algos/implicit_gemm/shared/half.h"
+#include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"
@@ -33,9 +33,6 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan) {
   params.by_patch_h = plan.patch_h, params.by_row_pairs = plan.weights.row_pairs(plan.dense);
   params.lines_at_once = plan.threads() / plan.line_chunks, params.rows_at_once = plan.threads() / plan.pixel_pairs;
   set_sizes(params, problem);
-  params.r = as_int(problem.r), params.s = as_int(problem.s);
-  params.stride_h = as_int(problem.stride_h), params.stride_w = as_int(problem.stride_w);
-  params.dilation_h = as_int(problem.dilation_h), params.dilation_w = as_int(problem.dilation_w);
   params.nhwc = nhwc, params.has_activation = problem.activation != Activation::none;
   params.vector = plan.stores_vectors;
   return params;
@@ -53,11 +50,8 @@ void launch(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
 
 template <typename T, int products>
 void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  switch (plan.weights.filter_tile) {
-    case 64: return launch<T, products, 8>(args, plan, runtime);
-    case 48: return launch<T, products, 6>(args, plan, runtime);
-    default: return launch<T, products, 4>(args, plan, runtime);
-  }
+  dispatch_value<64, 48, 32>(plan.weights.filter_tile,
+                             [&](auto filters) { launch<T, products, filters() / 8>(args, plan, runtime); });
 }
 
 template <typename T, int limbs>
@@ -72,21 +66,13 @@ void pack(const PackArgs& args, const Weights& weights, void* packed, Runtime& r
 }  // namespace
 
 void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  switch (plan.weights.mode) {
-    case Mode::split: return run<float, 3>(args, plan, runtime);
-    case Mode::single: return run<float, 1>(args, plan, runtime);
-    case Mode::fp16: return run<half_t, 1>(args, plan, runtime);
-    case Mode::bf16: return run<bfloat16_t, 1>(args, plan, runtime);
-  }
+  dispatch_mode(plan.weights.mode,
+                [&](auto mode) { run<ElementOf<mode()>, mode() == Mode::split ? 3 : 1>(args, plan, runtime); });
 }
 
 void pack(const PackArgs& args, const Weights& weights, void* packed, Runtime& runtime) {
-  switch (weights.mode) {
-    case Mode::split: return pack<float, 2>(args, weights, packed, runtime);
-    case Mode::single: return pack<float, 1>(args, weights, packed, runtime);
-    case Mode::fp16: return pack<half_t, 1>(args, weights, packed, runtime);
-    case Mode::bf16: return pack<bfloat16_t, 1>(args, weights, packed, runtime);
-  }
+  dispatch_mode(weights.mode,
+                [&](auto mode) { pack<ElementOf<mode()>, limbs_of(mode())>(args, weights, packed, runtime); });
 }
 
 }  // namespace fastconv::algos::implicit_gemm::few_channels

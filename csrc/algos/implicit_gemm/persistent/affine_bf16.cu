@@ -2,8 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-void run_affine_bf16(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_affine<bfloat16_t, Mode::bf16>(args, plan, runtime);
-}
+template void run_affine<Mode::bf16>(const ConvArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::persistent

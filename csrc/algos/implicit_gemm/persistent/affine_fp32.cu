@@ -2,8 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-void run_affine_fp32(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_affine<float, Mode::split>(args, plan, runtime);
-}
+template void run_affine<Mode::split>(const ConvArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::persistent

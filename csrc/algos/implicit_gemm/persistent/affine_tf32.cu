@@ -2,8 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-void run_affine_tf32(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_affine<float, Mode::single>(args, plan, runtime);
-}
+template void run_affine<Mode::single>(const ConvArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::persistent

@@ -2,10 +2,7 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-void run_bf16(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_class<bfloat16_t, Mode::bf16>(args, plan, runtime);
-}
-
-void pack_bf16(const PackArgs& args, Runtime& runtime) { pack_class<bfloat16_t, Mode::bf16>(args, runtime); }
+template void run_class<Mode::bf16>(const ConvArgs&, const Plan&, Runtime&);
+template void pack_class<Mode::bf16>(const PackArgs&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::persistent

@@ -2,10 +2,7 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-void run_fp16(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_class<half_t, Mode::fp16>(args, plan, runtime);
-}
-
-void pack_fp16(const PackArgs& args, Runtime& runtime) { pack_class<half_t, Mode::fp16>(args, runtime); }
+template void run_class<Mode::fp16>(const ConvArgs&, const Plan&, Runtime&);
+template void pack_class<Mode::fp16>(const PackArgs&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::persistent

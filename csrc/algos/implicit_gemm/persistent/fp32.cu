@@ -2,10 +2,7 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-void run_fp32(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_class<float, Mode::split>(args, plan, runtime);
-}
-
-void pack_fp32(const PackArgs& args, Runtime& runtime) { pack_class<float, Mode::split>(args, runtime); }
+template void run_class<Mode::split>(const ConvArgs&, const Plan&, Runtime&);
+template void pack_class<Mode::split>(const PackArgs&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::persistent

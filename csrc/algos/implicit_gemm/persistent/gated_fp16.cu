@@ -2,8 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-void run_gated_fp16(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_gated<half_t, Mode::fp16>(args, plan, runtime);
-}
+template void run_gated<Mode::fp16>(const ConvArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::persistent

@@ -2,8 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-void run_gated_tf32(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_gated<float, Mode::single>(args, plan, runtime);
-}
+template void run_gated<Mode::single>(const ConvArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::persistent

@@ -4,8 +4,9 @@
 
 #include "algos/implicit_gemm/persistent/convert.cuh"
 #include "algos/implicit_gemm/persistent/kernel.cuh"
-#include "algos/implicit_gemm/persistent/launch.h"
 #include "algos/implicit_gemm/persistent/pack.cuh"
+#include "algos/implicit_gemm/persistent/plan.h"
+#include "algos/implicit_gemm/shared/half.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
@@ -39,10 +40,6 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .y_pixel = out.w,
       .y_filter = out.c,
       .y_numel = problem.output_numel(),
-      .n = as_int(problem.n),
-      .p = as_int(problem.p()),
-      .q = as_int(problem.q()),
-      .k = as_int(problem.k),
       .tile_n = plan.tile_n,
       .tile_p = plan.tile_p,
       .tile_q = plan.tile_q,
@@ -66,13 +63,6 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .row_bytes = plan.box_w * input_row_bytes,
       .by_row = problem.q(),
       .by_rows = problem.p(),
-      .s = as_int(problem.s),
-      .stride_h = as_int(problem.stride_h),
-      .stride_w = as_int(problem.stride_w),
-      .pad_h = as_int(problem.pad_h),
-      .pad_w = as_int(problem.pad_w),
-      .dilation_h = as_int(problem.dilation_h),
-      .dilation_w = as_int(problem.dilation_w),
       .along_filters = problem.layout == Layout::nhwc,
       .vectors = false,
       .quads = false,
@@ -96,8 +86,8 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .scale = args.scale,
       .shift = args.shift,
       .floor = problem.input_activation == Activation::none ? -INFINITY : 0.0f,
-      .cap = problem.input_activation == Activation::relu6 ? 6.0f : INFINITY,
-      .c = as_int(problem.c)};
+      .cap = problem.input_activation == Activation::relu6 ? 6.0f : INFINITY};
+  set_sizes(params, problem);
   if (product) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   params.vectors = plan.stores_vectors;
   params.stores_by_tma = plan.stores_by_tma && params.partial == nullptr;
@@ -145,27 +135,23 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
           : CUtensorMap{};
   const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));
   const int cluster = plan.clusters ? static_cast<int>(plan.split_k) : 1;
-  const auto try_source = [&](auto filter_tile, auto row_blocks, auto source) {
-    if (plan.filter_tile != filter_tile() || plan.row_blocks != row_blocks() || plan.source != source()) return;
-    if constexpr (source() != Source::affine || has_affine_kernel(filter_tile(), row_blocks())) {
-      launch<Shape<T, mode, filter_tile(), row_blocks(), source(), gated>>(
-          params, x_map, y_map, residual_map, plan.shared_bytes(), blocks, cluster, stream);
-    }
+  const auto run_tile = [&](auto filter_tile) {
+    dispatch_value<sources...>(plan.source, [&](auto source) {
+      dispatch_value<1, 2>(plan.row_blocks, [&](auto row_blocks) {
+        constexpr Mode accumulators = source() == Source::converted ? Mode::fp16 : mode;
+        constexpr bool fits = row_blocks() == 1 || filter_tile() <= max_filters_of_two_rows(accumulators);
+        if constexpr (fits && (source() != Source::affine || has_affine_kernel(filter_tile(), row_blocks()))) {
+          launch<Shape<T, mode, filter_tile(), row_blocks(), source(), gated>>(
+              params, x_map, y_map, residual_map, plan.shared_bytes(), blocks, cluster, stream);
+        }
+      });
+    });
   };
-  const auto try_rows = [&](auto filter_tile, auto source) {
-    try_source(filter_tile, std::integral_constant<int, 1>{}, source);
-    if constexpr (filter_tile() <= max_filters_of_two_rows(source() == Source::converted ? Mode::fp16 : mode)) {
-      try_source(filter_tile, std::integral_constant<int, 2>{}, source);
-    }
-  };
-  const auto try_filters = [&](auto filter_tile) {
-    (try_rows(filter_tile, std::integral_constant<Source, sources>{}), ...);
-  };
-  try_filters(std::integral_constant<int, 128>{});
-  try_filters(std::integral_constant<int, 64>{});
-  try_filters(std::integral_constant<int, 32>{});
-  try_filters(std::integral_constant<int, 96>{});
-  if constexpr (mode == Mode::split) try_filters(std::integral_constant<int, 48>{});
+  if constexpr (mode == Mode::split) {
+    dispatch_value<128, 64, 32, 96, 48>(plan.filter_tile, run_tile);
+  } else {
+    dispatch_value<128, 64, 32, 96>(plan.filter_tile, run_tile);
+  }
   if (params.partial != nullptr) {
     const std::int64_t numel = problem.output_numel();
     const bool nhwc = problem.layout == Layout::nhwc;
@@ -179,8 +165,9 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
   }
 }
 
-template <typename T, Mode mode>
+template <Mode mode>
 void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  using T = ElementOf<mode>;
   const ConvProblem& problem = args.problem;
   const void* x = args.x;
   void* workspace = args.workspace;  // plan.workspace_bytes()
@@ -214,20 +201,23 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
   }
 }
 
-template <typename T, Mode mode>
+template <Mode mode>
 void run_affine(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  using T = ElementOf<mode>;
   run_kernel<T, mode, false, Source::affine>(args, plan, make_params<T, mode>(args, plan, args.workspace, runtime),
                                              args.x, args.problem.dtype, runtime);
 }
 
-template <typename T, Mode mode>
+template <Mode mode>
 void run_gated(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
+  using T = ElementOf<mode>;
   run_kernel<T, mode, true, mode == Mode::single ? Source::raw : Source::fp16>(
       args, plan, make_params<T, mode>(args, plan, args.workspace, runtime), args.x, args.problem.dtype, runtime);
 }
 
-template <typename T, Mode mode>
+template <Mode mode>
 void pack_class(const PackArgs& args, Runtime& runtime) {
+  using T = ElementOf<mode>;
   const ConvProblem& problem = args.problem;
   const Weights weights = make_weights(problem);
   auto* packed = static_cast<unsigned char*>(args.packed);

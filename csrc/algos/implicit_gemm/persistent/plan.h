@@ -195,12 +195,6 @@ struct Plan {
   std::int64_t work_tiles() const { return whole + (tiles() - whole) * split_k; }
 };
 
-// 1x1 with stride 1 and no padding has no geometry: one row of N H W pixels.
-inline bool is_matrix_product(const ConvProblem& problem) {
-  return problem.r == 1 && problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 && problem.pad_h == 0 &&
-         problem.pad_w == 0;
-}
-
 // One shape of output tile.
 struct TileShape {
   Source source;

@@ -2,10 +2,7 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-void run_tf32(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  run_class<float, Mode::single>(args, plan, runtime);
-}
-
-void pack_tf32(const PackArgs& args, Runtime& runtime) { pack_class<float, Mode::single>(args, runtime); }
+template void run_class<Mode::single>(const ConvArgs&, const Plan&, Runtime&);
+template void pack_class<Mode::single>(const PackArgs&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::persistent

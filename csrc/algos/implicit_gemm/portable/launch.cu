@@ -1,8 +1,7 @@
 // Launches of the kernel for every GPU since compute capability 8.0.
-#include "algos/implicit_gemm/portable/launch.h"
-
 #include "algos/implicit_gemm/portable/kernel.cuh"
 #include "algos/implicit_gemm/portable/pack.cuh"
+#include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"
@@ -63,28 +62,17 @@ void launch(const Params<T>& params, const Plan& plan, std::int64_t groups, cuda
 
 template <typename T>
 void run(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
-  const cudaStream_t stream = stream_of(runtime);
-  const bool vector = plan.loads_vectors;
-  const Params<T> params = make_params<T>(args, plan);
-  const std::int64_t groups = args.problem.groups;
-  if constexpr (std::is_same_v<T, float>) {
-    if (plan.filter_tile == 64) {
-      vector ? launch<T, 3, 8, true>(params, plan, groups, stream)
-             : launch<T, 3, 8, false>(params, plan, groups, stream);
-    } else if (plan.filter_tile == 48) {
-      vector ? launch<T, 3, 6, true>(params, plan, groups, stream)
-             : launch<T, 3, 6, false>(params, plan, groups, stream);
-    } else if (plan.filter_tile == 32) {
-      vector ? launch<T, 3, 4, true>(params, plan, groups, stream)
-             : launch<T, 3, 4, false>(params, plan, groups, stream);
-    } else {
-      vector ? launch<T, 3, 2, true>(params, plan, groups, stream)
-             : launch<T, 3, 2, false>(params, plan, groups, stream);
-    }
-  } else if (plan.filter_tile == 32) {
-    vector ? launch<T, 1, 4, true>(params, plan, groups, stream) : launch<T, 1, 4, false>(params, plan, groups, stream);
+  constexpr bool split = std::is_same_v<T, float>;
+  const auto run_tile = [&](auto filters) {
+    dispatch_value<false, true>(plan.loads_vectors, [&](auto vector) {
+      launch<T, split ? 3 : 1, filters() / 8, vector()>(make_params<T>(args, plan), plan, args.problem.groups,
+                                                        stream_of(runtime));
+    });
+  };
+  if constexpr (split) {
+    dispatch_value<64, 48, 32, 16>(plan.filter_tile, run_tile);
   } else {
-    vector ? launch<T, 1, 8, true>(params, plan, groups, stream) : launch<T, 1, 8, false>(params, plan, groups, stream);
+    dispatch_value<64, 32>(plan.filter_tile, run_tile);
   }
 }
 

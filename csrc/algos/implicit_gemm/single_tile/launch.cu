@@ -1,6 +1,4 @@
 // From a plan to a launch of the single-tile kernel, of all classes: headers take longer to compile than a class does.
-#include "algos/implicit_gemm/single_tile/launch.h"
-
 #include "algos/implicit_gemm/single_tile/kernel.cuh"
 #include "core/kernels.h"
 #include "device/indexing.h"
@@ -37,10 +35,6 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
                    .tile_n = plan.tile_n,
                    .tile_p = plan.tile_p,
                    .tile_q = plan.tile_q,
-                   .pad_h = as_int(problem.pad_h),
-                   .pad_w = as_int(problem.pad_w),
-                   .stride_h = as_int(problem.stride_h),
-                   .stride_w = as_int(problem.stride_w),
                    .by_tile_q = plan.tile_q,
                    .by_tiles_p = plan.tiles_p,
                    .by_stage_taps = plan.stage_taps,
@@ -49,23 +43,16 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
                    .bias = static_cast<const T*>(args.bias),
                    .packed_bytes = as_int(plan.packed_rows * row_bytes),
                    .by_n_splits = plan.packed_rows / plan.filter_tile,
-                   .k = as_int(problem.k),
                    .group_stride = window ? plan.box_w * 8 : 64,
                    .second_pixels = !window           ? 64
                                     : plan.tile_n > 1 ? plan.box_h * plan.box_w
                                                       : 8 * plan.box_w,
                    .column_step = as_int(problem.dilation_w) * 8,
                    .row_step = as_int(problem.dilation_h) * plan.box_w * 8,
-                   .s = as_int(problem.s),
                    .by_s = problem.s,
                    .by_taps = problem.r * problem.s,
-                   .dilation_h = as_int(problem.dilation_h),
-                   .dilation_w = as_int(problem.dilation_w),
                    .sums_bytes = as_int(static_cast<std::int64_t>(plan.bytes_from_others())),
                    .owned_log2 = log2(plan.owned_warps()),
-                   .n = as_int(problem.n),
-                   .p = as_int(problem.p()),
-                   .q = as_int(problem.q()),
                    .by_tile_p = plan.tile_p,
                    .y = static_cast<T*>(args.y),
                    .epilogue = make_epilogue<T>(args),
@@ -73,7 +60,8 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
                    .nchw = problem.layout == Layout::nchw,
                    .by_image = problem.p() * problem.q(),
                    .y_pitch = as_int(problem.y_pitch())};
-  if (is_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
+  set_sizes(params, problem);
+  if (is_matrix_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   return params;
 }
 
@@ -92,7 +80,7 @@ void run_class(const ConvArgs& args, const Plan& plan, Runtime& runtime) {
                                    : std::is_same_v<T, float>  ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32  // rounds
                                    : std::is_same_v<T, half_t> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const CUtensorMap map = is_product(problem)
+  const CUtensorMap map = is_matrix_product(problem)
                               ? make_tensor_map(args.x, type, sizeof(T), 1, 1, problem.n * problem.h * problem.w,
                                                 problem.c, box, problem.x_pitch())
                               : make_tensor_map(args.x, type, sizeof(T), problem.n, problem.h, problem.w, problem.c,

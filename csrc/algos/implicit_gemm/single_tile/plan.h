@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "algos/implicit_gemm/plan.h"
 #include "core/cost.h"
 #include "core/device_info.h"
 #include "core/integers.h"
@@ -85,12 +86,6 @@ inline bool is_possible(const ConvProblem& problem) {
          problem.n * problem.p() * problem.q() * problem.y_pitch() < std::int64_t{1} << 30;
 }
 
-// 1x1 without geometry: one row of N H W pixels.
-inline bool is_product(const ConvProblem& problem) {
-  return problem.r == 1 && problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 && problem.pad_h == 0 &&
-         problem.pad_w == 0;
-}
-
 // All plans: visit(plan). packed_rows: filters of a packed tile.
 template <typename Visit>
 void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
@@ -98,7 +93,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
   const std::int64_t taps = problem.r * problem.s;
   const int halo_h = static_cast<int>((problem.r - 1) * problem.dilation_h),
             halo_w = static_cast<int>((problem.s - 1) * problem.dilation_w);
-  const bool product = is_product(problem);
+  const bool product = is_matrix_product(problem);
   const bool stride_1 = problem.stride_h == 1 && problem.stride_w == 1;
   const auto consider = [&](Plan plan) {
     const auto span = [](int box, std::int64_t stride) { return (box - 1) * stride + 1; };

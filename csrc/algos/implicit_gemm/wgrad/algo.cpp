@@ -22,19 +22,18 @@ double gradient_roundoffs(const ConvProblem& problem, const DeviceInfo& device) 
 }
 
 Support supports(const ConvProblem& problem, const DeviceInfo& device) {
-  const auto pair = [](std::int64_t a, std::int64_t b) { return std::to_string(a) + "x" + std::to_string(b); };
+  const auto pair = [](std::int64_t a, std::int64_t b) { return text_of(a, "x", b); };
   if (problem.output_numel() == 0) return Support::no("empty", "there is nothing to sum");
   if (problem.groups != 1) {
-    return Support::no("groups", "groups is " + std::to_string(problem.groups) + "; the weight gradient needs 1");
+    return Support::no("groups", "groups is ", problem.groups, "; the weight gradient needs 1");
   }
   if (device.type == DeviceType::cpu) return Support::yes();
   if (device.compute_capability != 90) {
-    return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
-                                     "; the weight gradient needs 90");
+    return Support::no("device", "compute capability is ", device.compute_capability, "; the weight gradient needs 90");
   }
   if (std::max(problem.stride_h, problem.stride_w) > wgrad::max_stride) {
-    return Support::no("stride", "stride is " + pair(problem.stride_h, problem.stride_w) +
-                                     "; the weight gradient needs at most " + std::to_string(wgrad::max_stride));
+    return Support::no("stride", "stride is ", pair(problem.stride_h, problem.stride_w),
+                       "; the weight gradient needs at most ", wgrad::max_stride);
   }
   // Images are a dimension of the grid; pixels of an image, taps and weights are numbered with 31 bits.
   constexpr double limit = 2147483648.0 - 1024;
@@ -45,13 +44,13 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   const double unrolled = wgrad::is_unrolled(problem) ? image * taps : image;
   const double weights = static_cast<double>(problem.k) * static_cast<double>(problem.c + 8) * taps;
   if (problem.n > 65535 || std::max({unrolled, weights, padded * static_cast<double>(problem.n)}) >= limit) {
-    return Support::no("size", "the batch has " + std::to_string(problem.n) + " images of " + std::to_string(image) +
-                                   " values; the weight gradient needs below 2^16 of below 2^31");
+    return Support::no("size", "the batch has ", problem.n, " images of ", image,
+                       " values; the weight gradient needs below 2^16 of below 2^31");
   }
   if (const double bytes = wgrad::unrolled_bytes(problem); bytes > wgrad::max_unrolled_bytes) {
-    const auto mib = [](double size) { return std::to_string(static_cast<std::int64_t>(size) >> 20) + " MiB"; };
-    return Support::no("workspace", "the unrolled input has " + mib(bytes) + "; the weight gradient allows " +
-                                        mib(wgrad::max_unrolled_bytes));
+    const auto mib = [](double size) { return text_of(static_cast<std::int64_t>(size) >> 20, " MiB"); };
+    return Support::no("workspace", "the unrolled input has ", mib(bytes), "; the weight gradient allows ",
+                       mib(wgrad::max_unrolled_bytes));
   }
   return Support::yes();
 }
@@ -75,7 +74,6 @@ double clocks_factor(const wgrad::Plan& plan, const ConvProblem& problem) {
 
 ConvPlan converting_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const wgrad::Plan plan = wgrad::make_plan(problem, device.processors);
-  const auto text = [](std::int64_t value) { return std::to_string(value); };
   const double clocks = clocks_factor(plan, problem) * wgrad::detail::plan_clocks(plan, problem, device.processors);
   const double product_us = clocks_us(clocks, device);
   const double elements = static_cast<double>(problem.n * problem.c * problem.h * problem.w);
@@ -85,14 +83,14 @@ ConvPlan converting_plan(const ConvProblem& problem, const DeviceInfo& device) {
        (plan.convert_grad == wgrad::Conversion::none ? 0.0 : static_cast<double>(problem.output_numel())));
   const double converted = read + static_cast<double>(plan.x_bytes(problem) + plan.grad_bytes(problem));
   const double conversion_us = converted == 0 ? 0 : 10.0 + memory_us(converted, 0.85, device);
-  return {"wgmma, " + std::string(describe(plan.mode)) + ", chunk " + text(plan.tile_n) + "x" + text(plan.tile_p) +
-              "x" + text(plan.tile_q) + " pixels, " + text(plan.blocks_m() * wgrad::block_channels) + " filters, " +
-              text(plan.blocks_n) + " x " + text(wgrad::block_channels) +
+  return {
+      text_of("wgmma, ", describe(plan.mode), ", chunk ", plan.tile_n, "x", plan.tile_p, "x", plan.tile_q, " pixels, ",
+              plan.blocks_m() * wgrad::block_channels, " filters, ", plan.blocks_n, " x ", wgrad::block_channels,
               (plan.window     ? " taps x channels"
                : plan.unrolled ? " unrolled channels"
-                               : " channels") +
-              ", " + text(plan.splits()) + " splits",
-          plan.workspace_bytes(problem), 6.0 + conversion_us + product_us, keep_plan(plan)};
+                               : " channels"),
+              ", ", plan.splits(), " splits"),
+      plan.workspace_bytes(problem), 6.0 + conversion_us + product_us, keep_plan(plan)};
 }
 
 // Four launches, of which two hide behind others. One product takes fewer clocks than planned for three, as measured on
@@ -106,11 +104,9 @@ double pointwise_us(const wgrad::pointwise::Plan& plan, const DeviceInfo& device
 
 ConvPlan pointwise_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const wgrad::pointwise::Plan plan = wgrad::pointwise::make_plan(problem, device.processors);
-  const auto text = [](std::int64_t value) { return std::to_string(value); };
-  return {"wgmma, " + std::string(describe(plan.mode)) + ", converted on chip, chunk " +
-              text(wgrad::pointwise::chunk_pixels) + " pixels, " + text(plan.tile.rows()) +
-              (plan.transposed ? " channels, " : " filters, ") + text(plan.tile.columns()) +
-              (plan.transposed ? " filters, " : " channels, ") + text(plan.splits()) + " splits",
+  return {text_of("wgmma, ", describe(plan.mode), ", converted on chip, chunk ", wgrad::pointwise::chunk_pixels,
+                  " pixels, ", plan.tile.rows(), (plan.transposed ? " channels, " : " filters, "), plan.tile.columns(),
+                  (plan.transposed ? " filters, " : " channels, "), plan.splits(), " splits"),
           plan.workspace_bytes(), pointwise_us(plan, device), keep_plan(plan)};
 }
 

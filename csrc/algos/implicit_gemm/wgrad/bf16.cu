@@ -2,6 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::wgrad {
 
-void run_bf16(const WeightGradientArgs& args, Runtime& runtime) { run_class<bfloat16_t, 1>(args, runtime); }
+template void run_class<Mode::bf16>(const WeightGradientArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::wgrad

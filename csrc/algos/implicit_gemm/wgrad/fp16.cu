@@ -2,6 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::wgrad {
 
-void run_fp16(const WeightGradientArgs& args, Runtime& runtime) { run_class<half_t, 1>(args, runtime); }
+template void run_class<Mode::fp16>(const WeightGradientArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::wgrad

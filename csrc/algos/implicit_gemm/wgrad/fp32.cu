@@ -2,6 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::wgrad {
 
-void run_split(const WeightGradientArgs& args, Runtime& runtime) { run_class<float, 3>(args, runtime); }
+template void run_class<Mode::split>(const WeightGradientArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::wgrad

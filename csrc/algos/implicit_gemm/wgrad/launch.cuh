@@ -147,28 +147,22 @@ void launch(const Plan& plan, const CUtensorMap& x, const CUtensorMap& grad, con
 template <typename Half, int products>
 void launch_products(const Plan& plan, const CUtensorMap& x, const CUtensorMap& grad, const Params& params,
                      cudaStream_t stream) {
-  const auto try_shape = [&](auto blocks_n, auto rows_by_warps, auto window) {
-    if (plan.blocks_n != blocks_n() || plan.rows_by_warps != rows_by_warps() || plan.window != window()) return;
-    if constexpr (blocks_n() > 1 || !window()) {
-      launch<Shape<Half, products, blocks_n(), rows_by_warps(), window()>>(plan, x, grad, params, stream);
-    }
-  };
-  const auto try_columns = [&](auto blocks_n) {
-    try_shape(blocks_n, std::true_type{}, std::true_type{});
-    try_shape(blocks_n, std::true_type{}, std::false_type{});
-    try_shape(blocks_n, std::false_type{}, std::true_type{});
-    try_shape(blocks_n, std::false_type{}, std::false_type{});
-  };
-  try_columns(std::integral_constant<int, 1>{});
-  try_columns(std::integral_constant<int, 2>{});
-  try_columns(std::integral_constant<int, 3>{});
+  dispatch_value<1, 2, 3>(plan.blocks_n, [&](auto blocks_n) {
+    dispatch_value<true, false>(plan.rows_by_warps, [&](auto rows_by_warps) {
+      dispatch_value<true, false>(plan.window, [&](auto window) {
+        if constexpr (blocks_n() > 1 || !window()) {
+          launch<Shape<Half, products, blocks_n(), rows_by_warps(), window()>>(plan, x, grad, params, stream);
+        }
+      });
+    });
+  });
 }
 
-template <typename T, int products>
-void run_class(const WeightGradientArgs& args, Runtime& runtime) {
-  constexpr int limbs = products == 3 ? 2 : 1;
+template <Mode mode>
+void run_class(const WeightGradientArgs& args, const Plan& plan, Runtime& runtime) {
+  using T = ElementOf<mode>;
+  constexpr int products = mode == Mode::split ? 3 : 1, limbs = mode == Mode::split ? 2 : 1;
   const ConvProblem& problem = args.problem;
-  const auto& plan = plan_as<Plan>(args.kernel_plan);
   const auto stream = stream_of(runtime);
   const int processors = runtime.device().processors;
   auto* scale_memory = static_cast<ImageScale*>(args.workspace);

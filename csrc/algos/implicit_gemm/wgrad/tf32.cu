@@ -2,6 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::wgrad {
 
-void run_single(const WeightGradientArgs& args, Runtime& runtime) { run_class<float, 1>(args, runtime); }
+template void run_class<Mode::single>(const WeightGradientArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::wgrad

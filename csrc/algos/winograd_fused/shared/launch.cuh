@@ -33,7 +33,6 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, WaitReport* 
                      .y_row = out.h,
                      .y_column = out.w,
                      .y_channel = out.c,
-                     .n = as_int(problem.n),
                      .stages = as_int(config.stages),
                      .first_work_tile = 0,
                      .end_work_tile = 0,

@@ -5,7 +5,6 @@
 
 #include "algos/winograd_fused/shared/launch.cuh"
 #include "algos/winograd_fused/single/kernel.cuh"
-#include "algos/winograd_fused/single/launch.h"
 #include "device/launch.h"
 
 namespace fastconv::algos::winograd_fused::single {

@@ -1,6 +1,4 @@
 // Launches of the kernel of class fp32.
-#include "algos/winograd_fused/split/launch.h"
-
 #include <numeric>
 
 #include "algos/winograd_fused/shared/launch.cuh"

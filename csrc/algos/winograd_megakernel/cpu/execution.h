@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "core/text.h"
 #include "winograd/task_map.h"
 
 namespace fastconv::algos::winograd_megakernel::cpu {
@@ -70,10 +71,9 @@ class Execution {
       if (failed_.load(std::memory_order_relaxed)) return false;
       if (polls % 64 != 0) continue;
       if (std::chrono::steady_clock::now() > end) {
-        throw WaitExpired("winograd_megakernel: a wait has expired: task " + std::string(name_of(task.kind)) + " " +
-                          std::to_string(task.index) + " of group " + std::to_string(task.group) +
-                          " waits for counter " + std::to_string(wait.counter) + " to be " +
-                          std::to_string(wait.value) + "; it is " + std::to_string(counter(wait.counter)));
+        throw WaitExpired(text_of("winograd_megakernel: a wait has expired: task ", name_of(task.kind), " ", task.index,
+                                  " of group ", task.group, " waits for counter ", wait.counter, " to be ", wait.value,
+                                  "; it is ", counter(wait.counter)));
       }
       std::this_thread::yield();  // the thread that we wait for may need this core
     }

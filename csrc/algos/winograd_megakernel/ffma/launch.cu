@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "algos/winograd_megakernel/ffma/kernel.cuh"
-#include "algos/winograd_megakernel/ffma/launch.h"
 #include "algos/winograd_megakernel/ffma/pack.cuh"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
@@ -87,12 +86,6 @@ void launch_kernel(const Params& params, const Plan& plan, int processors, cudaS
   plan.instruments.series ? launch_series(params, stream, launch) : launch(params);
 }
 
-template <Access access>
-void launch(const Params& params, const Plan& plan, int processors, cudaStream_t stream) {
-  plan.plain ? launch_kernel<access, true>(params, plan, processors, stream)
-             : launch_kernel<access, false>(params, plan, processors, stream);
-}
-
 }  // namespace
 
 void run_cuda(const ConvArgs& args, Runtime& runtime) {
@@ -102,12 +95,10 @@ void run_cuda(const ConvArgs& args, Runtime& runtime) {
   check_cuda(cudaMemsetAsync(params.ticket, 0, plan.counter_bytes(), stream), "winograd_megakernel: counters");
   const int processors = runtime.device().processors;
   if (plan.map.n_f > 0) return launch_kernel<Access::nhwc_pairs, true, true>(params, plan, processors, stream);
-  switch (plan.access) {
-    case Access::nhwc_pairs: return launch<Access::nhwc_pairs>(params, plan, processors, stream);
-    case Access::nhwc: return launch<Access::nhwc>(params, plan, processors, stream);
-    case Access::nchw_quads: return launch<Access::nchw_quads>(params, plan, processors, stream);
-    case Access::nchw: return launch<Access::nchw>(params, plan, processors, stream);
-  }
+  dispatch_value<Access::nhwc_pairs, Access::nhwc, Access::nchw_quads, Access::nchw>(plan.access, [&](auto access) {
+    dispatch_value<true, false>(
+        plan.plain, [&](auto plain) { launch_kernel<access(), plain()>(params, plan, processors, stream); });
+  });
 }
 
 void pack_cuda(const PackArgs& args, Runtime& runtime) {

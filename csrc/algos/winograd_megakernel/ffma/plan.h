@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "algos/winograd_megakernel/shared/cost.h"
 #include "core/device_info.h"
+#include "core/integers.h"
 #include "core/problem.h"
 #include "core/store_mode.h"
 #include "winograd/instruments.h"

@@ -5,8 +5,8 @@
 #include <bit>
 
 #include "algos/winograd_megakernel/wgmma/kernel.cuh"
-#include "algos/winograd_megakernel/wgmma/launch.h"
 #include "algos/winograd_megakernel/wgmma/pack.cuh"
+#include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/indexing.h"
 #include "device/launch.h"
@@ -40,7 +40,6 @@ Params<T> make_params(const ConvArgs& args, const CudaPlan& plan, const T* x, co
                    .trace = {static_cast<TaskRecord*>(plan.instruments.records)},
                    .epilogue = make_epilogue<T>(args),
                    .report = runtime.wait_report(),
-                   .n = as_int(problem.n),
                    .y_image = out.n,
                    .y_filter = out.c,
                    .y_row = out.h,
@@ -120,15 +119,6 @@ void launch_kernel(const Params<T>& params, const StreamMaps& maps, const CudaPl
   plan.instruments.series ? launch_series(params, stream, launch) : launch(params);
 }
 
-template <StoreMode output, typename T>
-void launch(const Params<T>& params, const StreamMaps& maps, const CudaPlan& plan, int processors,
-            cudaStream_t stream) {
-  if constexpr (output != StoreMode::elements) {
-    if (plan.plain) return launch_kernel<output, true>(params, maps, plan, processors, stream);
-  }
-  launch_kernel<output, false>(params, maps, plan, processors, stream);
-}
-
 template <typename T>
 void run(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
@@ -138,11 +128,12 @@ void run(const ConvArgs& args, Runtime& runtime) {
   const StreamMaps maps = make_maps(problem, plan, params);
   check_cuda(cudaMemsetAsync(params.tickets, 0, plan.counter_bytes(), stream), "winograd_megakernel: counters");
   const int processors = runtime.device().processors;
-  switch (plan.store) {
-    case StoreMode::filters: return launch<StoreMode::filters>(params, maps, plan, processors, stream);
-    case StoreMode::pixels: return launch<StoreMode::pixels>(params, maps, plan, processors, stream);
-    case StoreMode::elements: return launch<StoreMode::elements>(params, maps, plan, processors, stream);
-  }
+  dispatch_value<StoreMode::filters, StoreMode::pixels, StoreMode::elements>(plan.store, [&](auto output) {
+    if constexpr (output() != StoreMode::elements) {
+      if (plan.plain) return launch_kernel<output(), true>(params, maps, plan, processors, stream);
+    }
+    launch_kernel<output(), false>(params, maps, plan, processors, stream);
+  });
 }
 
 template <typename T>

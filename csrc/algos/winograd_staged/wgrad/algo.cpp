@@ -29,16 +29,16 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   if (Support support = supports_winograd(problem, "winograd_f4"); !support.ok) return support;
   if (device.type == DeviceType::cpu) return Support::yes();
   if (device.compute_capability != 90) {
-    return Support::no("device", "compute capability is " + std::to_string(device.compute_capability) +
-                                     "; the weight gradient of winograd_f4 needs 90");
+    return Support::no("device", "compute capability is ", device.compute_capability,
+                       "; the weight gradient of winograd_f4 needs 90");
   }
   const Plan plan = make_plan(problem, device.processors);
   const std::int64_t limit = std::int64_t{1} << 31;
   const std::int64_t image = std::max(problem.c, problem.k) * (problem.h + 4) * (problem.w + 4);
   if (problem.n > 65535 || image >= limit || plan.workspace_bytes(problem) > workspace_limit) {
-    return Support::no("size", "the batch has " + std::to_string(problem.n) + " images of " + std::to_string(image) +
-                                   " values; the weight gradient of winograd_f4 needs " +
-                                   std::to_string(plan.workspace_bytes(problem) >> 20) + " MiB");
+    return Support::no("size", "the batch has ", problem.n, " images of ", image,
+                       " values; the weight gradient of winograd_f4 needs ", plan.workspace_bytes(problem) >> 20,
+                       " MiB");
   }
   return Support::yes();
 }
@@ -56,17 +56,15 @@ ConvPlan cpu_plan(const ConvProblem& problem, const DeviceInfo& device) {
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return cpu_plan(problem, device);
   const Plan plan = make_plan(problem, device.processors);
-  const auto text = [](std::int64_t value) { return std::to_string(value); };
   const double read = 4.0 * static_cast<double>(problem.n * problem.c * problem.h * problem.w + problem.output_numel());
   const double written = static_cast<double>(plan.x_bytes() + plan.grad_bytes());
   const double transposed = problem.layout == Layout::nchw ? memory_us(2.0 * read, 0.95, device) : 0.0;
   const double products =
       std::max(clocks_us(detail::product_clocks(plan, device.processors), device), memory_us(written, 0.9, device));
   ConvPlan result;
-  result.config = "F(4x4), 3 x float16, 36 x " + text(plan.rows) + "x" + text(plan.columns) + "x" + text(plan.tiles) +
-                  ", " + (plan.rows_are_filters ? "filters" : "channels") + " by " +
-                  text(plan.column_blocks * block_channels) + " of " + text(plan.row_blocks * block_channels) + ", " +
-                  text(plan.split_k) + " splits";
+  result.config = text_of("F(4x4), 3 x float16, 36 x ", plan.rows, "x", plan.columns, "x", plan.tiles, ", ",
+                          (plan.rows_are_filters ? "filters" : "channels"), " by ", plan.column_blocks * block_channels,
+                          " of ", plan.row_blocks * block_channels, ", ", plan.split_k, " splits");
   result.workspace_bytes = plan.workspace_bytes(problem);
   result.cost_us = 16.0 + transposed + memory_us(read + written, 0.8, device) + products;
   result.kernel_plan = keep_plan(plan);

@@ -17,7 +17,6 @@
 
 #include "core/device_info.h"
 #include "core/integers.h"
-#include "core/nhwc_operands.h"
 #include "core/problem.h"
 
 namespace fastconv::algos::winograd_staged::wgrad {

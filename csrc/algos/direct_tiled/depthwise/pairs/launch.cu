@@ -209,25 +209,18 @@ __global__ void __launch_bounds__(threads, pairs::blocks_by_registers(r))
 template <typename T, int r, int stride>
 void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
   const ConvProblem& problem = args.problem;
-  const Params<T> params{
-      .x = static_cast<const T*>(args.x),
-      .weight = static_cast<const T*>(args.weight),
-      .y = static_cast<T*>(args.y),
-      .epilogue = make_epilogue<T>(args),
-      .x_image = problem.c * problem.h * problem.w,
-      .y_image = problem.k * problem.p() * problem.q(),
-      .c = as_int(problem.c),
-      .h = as_int(problem.h),
-      .w = as_int(problem.w),
-      .p = as_int(problem.p()),
-      .q = as_int(problem.q()),
-      .pad_h = as_int(problem.pad_h),
-      .pad_w = as_int(problem.pad_w),
-      .strip = config.strip,
-      .threads = static_cast<unsigned>(problem.n * config.strips * config.column_tiles * (problem.c / 2)),
-      .by_pairs = problem.c / 2,
-      .by_columns = config.column_tiles,
-      .by_strips = config.strips};
+  Params<T> params{.x = static_cast<const T*>(args.x),
+                   .weight = static_cast<const T*>(args.weight),
+                   .y = static_cast<T*>(args.y),
+                   .epilogue = make_epilogue<T>(args),
+                   .x_image = problem.c * problem.h * problem.w,
+                   .y_image = problem.k * problem.p() * problem.q(),
+                   .strip = config.strip,
+                   .threads = static_cast<unsigned>(problem.n * config.strips * config.column_tiles * (problem.c / 2)),
+                   .by_pairs = problem.c / 2,
+                   .by_columns = config.column_tiles,
+                   .by_strips = config.strips};
+  set_sizes(params, problem);
   constexpr auto bytes = sizeof(Shape<T, r, stride>);
   static_assert(bytes == shared_bytes(r, stride, sizeof(T)), "the plan's");
   const auto run = [&](auto gated) {
@@ -246,13 +239,10 @@ void launch(const ConvArgs& args, Runtime& runtime, const Config& config) {
 
 void run_cuda(const ConvArgs& args, Runtime& runtime, const Config& config) {
   dispatch_dtype(args.problem.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const bool near = args.problem.stride_h == 1;
-    switch (args.problem.r) {
-      case 3: return near ? launch<T, 3, 1>(args, runtime, config) : launch<T, 3, 2>(args, runtime, config);
-      case 5: return near ? launch<T, 5, 1>(args, runtime, config) : launch<T, 5, 2>(args, runtime, config);
-      default: return near ? launch<T, 7, 1>(args, runtime, config) : launch<T, 7, 2>(args, runtime, config);
-    }
+    dispatch_value<3, 5, 7>(args.problem.r, [&](auto r) {
+      dispatch_value<1, 2>(args.problem.stride_h,
+                           [&](auto stride) { launch<decltype(zero), r(), stride()>(args, runtime, config); });
+    });
   });
 }
 

@@ -2,6 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::wgrad::pointwise {
 
-void run_split(const WeightGradientArgs& args, const Plan& plan, Runtime& runtime) { run<2>(args, plan, runtime); }
+template void run<Mode::split>(const WeightGradientArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::wgrad::pointwise

@@ -30,8 +30,9 @@ void launch_products(const Plan& plan, const CUtensorMap& rows, const CUtensorMa
   }
 }
 
-template <int limbs>
+template <Mode mode>
 void run(const WeightGradientArgs& args, const Plan& plan, Runtime& runtime) {
+  constexpr int limbs = mode == Mode::split ? 2 : 1;
   const ConvProblem& problem = args.problem;
   const auto stream = stream_of(runtime);
   auto* scales = static_cast<ImageScale*>(args.workspace);

@@ -93,8 +93,7 @@ struct Plan {
 
 inline bool serves(const ConvProblem& problem) {
   return problem.dtype == DType::f32 && problem.accuracy != AccuracyClass::ieee && problem.layout == Layout::nhwc &&
-         problem.groups == 1 && problem.r == 1 && problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 &&
-         problem.pad_h == 0 && problem.pad_w == 0 && problem.c % 8 == 0 && problem.k % 8 == 0;
+         problem.groups == 1 && is_matrix_product(problem) && problem.c % 8 == 0 && problem.k % 8 == 0;
 }
 
 namespace detail {

@@ -2,6 +2,6 @@
 
 namespace fastconv::algos::implicit_gemm::wgrad::pointwise {
 
-void run_single(const WeightGradientArgs& args, const Plan& plan, Runtime& runtime) { run<1>(args, plan, runtime); }
+template void run<Mode::single>(const WeightGradientArgs&, const Plan&, Runtime&);
 
 }  // namespace fastconv::algos::implicit_gemm::wgrad::pointwise
