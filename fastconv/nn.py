@@ -134,7 +134,7 @@ class Conv2d(Layer, nn.Conv2d):
             self._log(x, padding, key[0], precision, activation)
         y = convolve(state, x, weight, bias, residual, key, precision, state.precision is None)
         if y is None:
-            y = self._plain(input, weight, bias, self.padding, residual, activation, slope, residual_after, max_pool)
+            y = self._plain(x, weight, bias, padding, residual, activation, slope, residual_after, max_pool)
             last = ops.last_call()
             state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape), ())
         return y
