@@ -258,7 +258,9 @@ def _prepared(state: LayerState, layer: int, weight: Tensor, groups: int, precis
     if status == ops.STATUS_STREAM:
         state.admit_stream(layer)
     elif status == ops.STATUS_PACK:
-        state.pack(layer, weight, groups, state.last_algorithm or "", precision)
+        # Of this thread's call: the layer's latest may be another's, which chose otherwise.
+        chosen: dict[str, Any] = ops.last_call() or {}
+        state.pack(layer, weight, groups, chosen["algorithm"], precision)
     else:
         return False
     return True
