@@ -13,6 +13,7 @@ from torch.nn.modules.utils import _pair
 from fastconv import functional, ops, settings
 from fastconv.eager import (
     LayerState,
+    autocast_type,
     convolve,
     convolve_around,
     is_eager,
@@ -132,7 +133,10 @@ class Conv2d(Layer, nn.Conv2d):
         key, precision = self._key(x, padding, activation, slope, residual_after, max_pool)
         if settings.log_calls:
             self._log(x, padding, key[0], precision, activation)
-        y = convolve(state, x, weight, bias, residual, key, precision, state.precision is None)
+        # A sum with what is of another type than autocast's is of that type.
+        promotes = residual is not None and _is_autocast() and autocast_type(x) not in (None, residual.dtype)
+        asked = state, x, weight, bias, residual, key, precision, state.precision is None
+        y = None if promotes else convolve(*asked)
         if y is None:
             y = self._plain(x, weight, bias, padding, residual, activation, slope, residual_after, max_pool)
             last = ops.last_call()

@@ -337,6 +337,26 @@ def test_a_layer_takes_residuals_of_any_shape_in_turn() -> None:
             assert relative_error(layer(x, residual), F.relu(y + residual)) < 1e-5
 
 
+@pytest.mark.parametrize("lower", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("function", ["sum", "in_place", "after", "swapped"])
+def test_autocast_promotes_a_sum_as_pytorch_does(function: str, records: bool, lower: torch.dtype) -> None:
+    functions: dict[str, Any] = {
+        "sum": lambda m, x: F.relu(m.conv(x) + x),
+        "in_place": lambda m, x: F.relu(m.conv(x).add_(x)),
+        "after": lambda m, x: F.relu(m.conv(x)) + x,
+        "swapped": lambda m, x: F.relu(x + m.conv(x)),
+    }
+    model = Function(functions[function]).eval().requires_grad_(False)
+    fused, x = fastconv.fuse(model), torch.randn(2, 6, 9, 8)
+    assert layers(fused) == 1
+    with torch.autocast("cpu", lower):
+        for residual in (x, x.to(lower), x):  # the input and the residual
+            y, expected = (m(residual.clone().requires_grad_(records)) for m in (fused, model))
+            assert y.dtype == expected.dtype
+            assert relative_error(y, expected) < 2 * torch.finfo(lower).eps
+
+
 PADDED: dict[str, Any] = {
     "relu": lambda m, x: F.relu(m.conv(x)),
     "max_pool": lambda m, x: F.max_pool2d(F.relu(m.conv(x)), 2),
