@@ -13,6 +13,7 @@ from torch.nn.modules.utils import _pair
 from fastconv import functional, ops, settings
 from fastconv.eager import (
     LayerState,
+    autocast_type,
     convolve,
     convolve_around,
     is_eager,
@@ -26,7 +27,7 @@ from fastconv.ops import pooling, upsampling
 from fastconv.ops.geometry import Geometry, pair
 from fastconv.rewrites import widening
 from fastconv.rewrites.folding import at_once
-from fastconv.tensors import is_plain
+from fastconv.tensors import is_alike, is_plain, is_same, version_of
 
 __all__ = ["Conv2d", "FusedConv2d", "MaxPool2d", "Upsample", "refresh"]
 
@@ -70,6 +71,7 @@ class Conv2d(Layer, nn.Conv2d):
 
     _sums_in_place = False  # the residual is added as by `+=`, which keeps the dtype, not as by `+`
     _wide: FusedConv2d | None = None  # kept by `_widened`
+    _wide_of: tuple[Tensor, Tensor | None, int | None]  # weight and bias that it was made of, and the latter's version
     _dropped: tuple[FusedConv2d, ...] = ()  # captured CUDA graphs may read them
 
     def __init__(
@@ -132,9 +134,12 @@ class Conv2d(Layer, nn.Conv2d):
         key, precision = self._key(x, padding, activation, slope, residual_after, max_pool)
         if settings.log_calls:
             self._log(x, padding, key[0], precision, activation)
-        y = convolve(state, x, weight, bias, residual, key, precision, state.precision is None)
+        # A sum with what is of another type than autocast's is of that type.
+        promotes = residual is not None and _is_autocast() and autocast_type(x) not in (None, residual.dtype)
+        asked = state, x, weight, bias, residual, key, precision, state.precision is None
+        y = None if promotes else convolve(*asked)
         if y is None:
-            y = self._plain(input, weight, bias, self.padding, residual, activation, slope, residual_after, max_pool)
+            y = self._plain(x, weight, bias, padding, residual, activation, slope, residual_after, max_pool)
             last = ops.last_call()
             state.elsewhere = ("torch" if last is None else last["algorithm"], tuple(input.shape), ())
         return y
@@ -215,12 +220,14 @@ class Conv2d(Layer, nn.Conv2d):
     def _widened(self) -> FusedConv2d:
         """What the layer computes of images with channels of zeros behind its own, with such ones behind its own: a
         layer whose channels are whole accesses (`fastconv.rewrites.widening`). It is kept as packed weights of frozen
-        layers are."""
-        if self._wide is not None:
+        layers are, and follows weight and bias as those do."""
+        weight, bias = self._weight_and_bias()
+        if self._wide is not None and self._follow(self._wide, weight, bias):
             return self._wide
+        self._drop_wide()
         with torch.inference_mode(False), torch.no_grad():
-            weight, bias = widening.filters(at_once, self.weight, self.bias)
-        k, c, *kernel = weight.shape
+            wider, wider_bias = widening.filters(at_once, weight, bias)
+        k, c, *kernel = wider.shape
         state, attributes = self._fastconv, self.__dict__
         wide = FusedConv2d(
             c, k, kernel, self.stride, self.padding, self.dilation, 1, bias is not None, self.padding_mode, "meta",
@@ -230,36 +237,63 @@ class Conv2d(Layer, nn.Conv2d):
             residual_after=attributes.get("residual_after", False), max_pool=attributes.get("max_pool", False),
         ).eval()  # fmt: skip
         wide._fastconv.frozen = state.frozen
-        wide.weight = Parameter(weight, requires_grad=False)
-        wide.bias = None if bias is None else Parameter(bias, requires_grad=False)
+        wide.weight = Parameter(wider, requires_grad=False)
+        wide.bias = None if wider_bias is None else Parameter(wider_bias, requires_grad=False)
+        self._keep_wide(wide, weight, bias)
+        return wide
+
+    def _follow(self, wide: FusedConv2d, weight: Tensor, bias: Tensor | None, again: bool = False) -> bool:
+        """Writes into a wide layer, whose memory captured graphs may read, a weight that is another, and a bias that is
+        another or was written to; again: both. False if they do not fit."""
+        its_weight, its_bias, version = self._wide_of
+        is_untracked = bias is not None and bias.is_inference()
+        new_weight = again or not is_same(its_weight, weight)
+        new_bias = again or not is_same(its_bias, bias) or version != version_of(bias) or is_untracked
+        if not (new_weight or new_bias):
+            return True
+        if not (is_alike(its_weight, weight) and is_alike(its_bias, bias)):
+            return False
+        k, c = weight.shape[:2]
+        with torch.inference_mode(False), torch.no_grad():
+            if new_weight:
+                wide.weight[:k, :c].copy_(weight)
+            if wide.bias is not None and bias is not None:
+                wide.bias[:k].copy_(bias)
+        if new_weight:
+            wide.refresh()
+        if new_weight or not is_untracked:  # else it is written in every call, on each stream
+            self._keep_wide(wide, weight, bias)
+        return True
+
+    def _keep_wide(self, wide: FusedConv2d, weight: Tensor, bias: Tensor | None) -> None:
+        """Keeps a wide layer, and what it was made of: not what a capture records, which has not happened yet."""
         if weight.is_cuda:
             if torch.cuda.is_current_stream_capturing():
-                return wide  # which holds nothing before the first replay, and is the graph's
+                return
             torch.cuda.current_stream(weight.device).synchronize()  # other streams read it without waiting
-        attributes["_wide"] = wide  # no module of this one
-        return wide
+        # Not the tensors themselves, which `weight.data = ...` would change, but what keeps their memory.
+        kept = weight.detach(), None if bias is None else bias.detach(), version_of(bias)
+        self.__dict__.update(_wide=wide, _wide_of=kept)  # no module of this one
+
+    def _drop_wide(self) -> None:
+        attributes = self.__dict__
+        if self._wide is not None:
+            attributes["_dropped"] = (*self._dropped, attributes.pop("_wide"))
+            del attributes["_wide_of"]
 
     def refresh(self) -> None:
         """Packs the weight again, for this layer's next calls and for CUDA graphs that captured it. Only a frozen layer
         needs it, after its weight was changed by hand."""
         super().refresh()
-        if self._wide is None:
-            return
-        with torch.inference_mode(False), torch.no_grad():
-            made = widening.filters(at_once, self.weight, self.bias)
-            for kept, new in zip((self._wide.weight, self._wide.bias), made, strict=True):
-                if kept is not None:
-                    kept.copy_(new)
-        self._wide.refresh()
+        if self._wide is not None and not self._follow(self._wide, *self._weight_and_bias(), again=True):
+            self._drop_wide()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        attributes = self.__dict__
-        if self._wide is not None:
-            attributes["_dropped"] = (*self._dropped, attributes.pop("_wide"))
+        self._drop_wide()
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_wide", "_dropped")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_wide", "_wide_of", "_dropped")}
 
     def _log(self, x: Tensor, padding: Any, algorithm: str, precision: str, activation: str) -> None:
         pairs = pair("stride", self.stride), pair("padding", padding), pair("dilation", self.dilation)

@@ -12,6 +12,25 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in PLAIN
 
 
+def is_same(kept: Tensor | None, tensor: Tensor | None) -> bool:
+    """Whether both are the same elements in memory, or none."""
+    if kept is None or tensor is None:
+        return kept is tensor
+    return kept.is_set_to(tensor) and kept.dtype is tensor.dtype
+
+
+def is_alike(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether both are of the same shape, dtype and device, or none."""
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and a.dtype is b.dtype and a.device == b.device
+
+
+def version_of(tensor: Tensor | None) -> int | None:
+    """How often the tensor was written to, as PyTorch counts; None of an inference tensor, where it does not."""
+    return None if tensor is None or tensor.is_inference() else tensor._version
+
+
 def is_without_pixels(images: Tensor) -> bool:
     """Whether height or width [.., H, W] is zero: the padding of a transposed convolution may leave none. A symbol is
     not zero."""

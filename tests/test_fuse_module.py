@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fusing import Function, check, codes, hooked, norm, parts, sequence
+from fusing import Function, check, codes, hooked, layers, norm, parts, sequence
 from layers import NO_GPU, relative_error
 from rewriting import compiled
 from torch import Tensor, nn
@@ -335,6 +335,49 @@ def test_a_layer_takes_residuals_of_any_shape_in_turn() -> None:
         for shape in ((2, 8, 9, 9), (8, 1, 1), (2, 8, 9, 9), (1, 1, 1, 9), ()):
             residual = torch.randn(shape)
             assert relative_error(layer(x, residual), F.relu(y + residual)) < 1e-5
+
+
+@pytest.mark.parametrize("lower", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("records", [False, True])
+@pytest.mark.parametrize("function", ["sum", "in_place", "after", "swapped"])
+def test_autocast_promotes_a_sum_as_pytorch_does(function: str, records: bool, lower: torch.dtype) -> None:
+    functions: dict[str, Any] = {
+        "sum": lambda m, x: F.relu(m.conv(x) + x),
+        "in_place": lambda m, x: F.relu(m.conv(x).add_(x)),
+        "after": lambda m, x: F.relu(m.conv(x)) + x,
+        "swapped": lambda m, x: F.relu(x + m.conv(x)),
+    }
+    model = Function(functions[function]).eval().requires_grad_(False)
+    fused, x = fastconv.fuse(model), torch.randn(2, 6, 9, 8)
+    assert layers(fused) == 1
+    with torch.autocast("cpu", lower):
+        for residual in (x, x.to(lower), x):  # the input and the residual
+            y, expected = (m(residual.clone().requires_grad_(records)) for m in (fused, model))
+            assert y.dtype == expected.dtype
+            assert relative_error(y, expected) < 2 * torch.finfo(lower).eps
+
+
+PADDED: dict[str, Any] = {
+    "relu": lambda m, x: F.relu(m.conv(x)),
+    "max_pool": lambda m, x: F.max_pool2d(F.relu(m.conv(x)), 2),
+    "residual": lambda m, x: F.relu(m.norm(m.conv(x)) + x),
+    "residual_after": lambda m, x: F.silu(m.conv(x)) + x,
+    "broadcast": lambda m, x: F.relu(m.conv(x) + x.mean((2, 3), keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("function", PADDED)
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+def test_padding_that_is_not_zeros_with_and_without_gradients(mode: str, function: str) -> None:
+    model = Function(PADDED[function], padding_mode=mode).eval()
+    x = torch.randn(2, 6, 8, 9)
+    fused = check(model, x)
+    assert layers(fused) == 1
+    exact, leaves = copy.deepcopy(model).double(), (x.clone().requires_grad_(), x.double().requires_grad_())
+    values = fused(leaves[0]), exact(leaves[1])
+    assert relative_error(values[0].double(), values[1]) < 1e-5
+    gradients = [torch.autograd.grad(y.square().sum(), leaf)[0] for y, leaf in zip(values, leaves, strict=True)]
+    assert relative_error(gradients[0].double(), gradients[1]) < 1e-5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_cuda_graph: {NO_GPU}")

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from choices import SIZES, activate, choice
 from layers import DEVICES, check, packed_algorithms, reference, relative_error
 from torch import Tensor, nn
 
 import fastconv
 import fastconv.nn
+from fastconv import _C, ops
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 PACKED = packed_algorithms()
@@ -315,6 +317,54 @@ class TestPackedWeight:
             assert relative_error(y, nn.functional.conv2d(x, replica.weight, replica.bias, padding=1)) < 1e-5
             assert packed_calls == []
             check(layer, x)
+
+
+def shared(kind: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """A convolution as threads share it, and PyTorch's."""
+    layer = nn.Conv2d(8, 4, 3, bias=False).requires_grad_(False)
+    model = nn.Sequential(layer, nn.ReLU()).eval()
+    if kind == "fused":
+        return fastconv.fuse(model, algorithm="auto"), model
+    if kind == "function":
+        return lambda x: fastconv.conv2d(x, layer.weight, activation="relu"), model
+    swapped = copy.deepcopy(model)
+    fastconv.swap_(swapped, frozen=kind == "frozen", algorithm="auto")
+    return swapped, model
+
+
+@pytest.mark.usefixtures("cache_folder")
+@pytest.mark.parametrize("other", ["torch", "direct", "winograd_f2"])
+@pytest.mark.parametrize("kind", ["swapped", "frozen", "fused", "function"])
+def test_another_thread_chooses_otherwise_before_the_weight_is_packed(
+    kind: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convolve, wanted = shared(kind)
+    activation = "relu" if kind in ("fused", "function") else "none"
+    heights = {11: "winograd_f4", 5: other}
+    problems = {name: _C.ConvProblem(**SIZES | {"h": h}, activation=activation) for h, name in heights.items()}
+    activate(*(choice(name, problem) for name, problem in problems.items()))
+    x, between = (torch.randn(2, 8, h, 9) for h in heights)
+    ran: list[str] = []
+    status = ops.layer_status
+
+    def run(x: Tensor) -> None:
+        assert relative_error(convolve(x), wanted(x)) < 1e-5
+        ran.append((fastconv.last_call() or {})["algorithm"])
+
+    def interrupted() -> int:
+        outcome = status()
+        if outcome == ops.STATUS_PACK and not threads:
+            threads.append(threading.Thread(target=run, args=(between,)))
+            threads[0].start()
+            threads[0].join()
+        return int(outcome)
+
+    threads: list[threading.Thread] = []
+    monkeypatch.setattr(ops, "layer_status", interrupted)
+    for _ in range(3):
+        run(x)
+    assert len(threads) == 1
+    assert sorted(ran) == sorted(["winograd_f4"] * 3 + [other])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU; torch.cuda.is_available() is False")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from concatenating import cat, model
 from fusing import fuse_quietly, hooked
-from layers import relative_error
+from layers import NO_GPU, relative_error
 from rewriting import OURS, check, compiled, on_a_gpu
 from torch import Tensor, nn
 
@@ -244,6 +244,67 @@ def test_fused_weights_that_change():
         result.load_state_dict(other.state_dict())
         assert relative_error(result.half()(x.half()).double(), other(x.double())) < 1e-2
         assert relative_error(result.float()(x).double(), other(x.double())) < 1e-2  # its filters were rounded
+
+
+def scaled(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach() * 3, requires_grad=False)
+
+
+CHANGED = {
+    "new weight": lambda layer: setattr(layer, "weight", scaled(layer.weight)),
+    "new weight.data": lambda layer: setattr(layer.weight, "data", scaled(layer.weight).data),
+    "assigned state": lambda layer: layer.load_state_dict(
+        {name: scaled(value) for name, value in layer.state_dict().items()}, assign=True
+    ),
+    "weight in another order": lambda layer: setattr(layer.weight, "data", layer.weight.data.transpose(2, 3)),
+    "new bias": lambda layer: setattr(layer, "bias", scaled(layer.bias)),
+    "new bias.data": lambda layer: setattr(layer.bias, "data", scaled(layer.bias).data),
+    "bias in place": lambda layer: layer.bias.mul_(3),
+    "no bias": lambda layer: setattr(layer, "bias", None),
+    "refreshed weight": lambda layer: (layer.weight.data.mul_(3), layer.bias.data.mul_(3), fastconv.refresh(layer)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_fused_parameters_that_are_others(change):
+    """Wide layers see what frozen layers see: another weight, and whatever happens to a bias."""
+    m, x = Chain(), picture()
+    result = fused(m, x, wide=ALL)
+    exact = copy.deepcopy(m).double()
+    with torch.no_grad():
+        for layer in (result.a, exact.a) * 2:
+            CHANGED[change](layer)
+        for _ in range(2):
+            assert relative_error(result(x).double(), exact(x.double())) < 1e-5
+        assert len(result.a._dropped) == (change == "no bias")
+
+
+def test_fused_parameters_of_inference_mode():
+    """PyTorch does not count what is written into these."""
+    with torch.inference_mode():
+        m, x = Chain(), picture()
+        result, exact = fused(m, x, wide=ALL), copy.deepcopy(m).double()
+        for layer in (result.a, exact.a):
+            layer.bias.mul_(3)
+        for _ in range(2):
+            assert relative_error(result(x).double(), exact(x.double())) < 1e-5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_fused_parameters_in_a_graph: {NO_GPU}")
+def test_fused_parameters_in_a_graph():
+    """A captured graph follows what is written into the memory that it reads."""
+    m, x = Chain().cuda(), picture().cuda()
+    result = fused(m, x, wide=ALL)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        with torch.cuda.graph(graph):
+            y = result(x)
+        for change in (lambda layer: layer.bias.mul_(3), CHANGED["new weight.data"]):
+            for layer in (result.a, m.a):
+                change(layer)
+            result(x)
+            graph.replay()
+            assert relative_error(y.double(), copy.deepcopy(m).double()(x.double())) < 1e-5
 
 
 def test_fused_layers_that_were_altered_since():
