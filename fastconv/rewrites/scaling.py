@@ -22,19 +22,6 @@ from fastconv.rewrites.patterns import Match, Rewrite, grown, never, open_call
 aten = torch.ops.aten
 
 
-def mark_constants(graph: fx.Graph) -> None:
-    """Leaves in each node's ``meta["constant"]`` whether parameters and buffers alone decide its value."""
-    from torch._functorch._aot_autograd.descriptors import BufferAOTInput, ParamAOTInput
-
-    for node in graph.nodes:
-        inputs = node.all_input_nodes
-        if node.op == "call_function":
-            is_constant = bool(inputs) and all(each.meta["constant"] for each in inputs)
-        else:
-            is_constant = node.op == "get_attr" or isinstance(node.meta.get("desc"), (ParamAOTInput, BufferAOTInput))
-        node.meta["constant"] = is_constant
-
-
 def _is_constant(node: Any, conv: fx.Node, result: Tensor) -> bool:
     """Whether it is one number, or one for each channel of a convolution, and the result has the output's dtype."""
     if not isinstance(node, fx.Node) or not node.meta.get("constant"):
