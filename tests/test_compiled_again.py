@@ -1,6 +1,7 @@
 """What `compile(frozen=True)` made of a module is made again when parameters have changed; copies are frozen, too."""
 
 import copy
+import json
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from layers import relative_error
+from rewriting import check
 from torch import Tensor, nn
 
 import fastconv
 from fastconv.compiler import inductor
+from fastconv.rewrites import Asked
+from fastconv.rewrites.report import RewriteReport
 
 pytestmark = pytest.mark.usefixtures("full_precision")
 
@@ -97,3 +101,25 @@ def test_copies(how: Callable[[Any], Any], frozen: bool) -> None:
     with torch.no_grad():
         twin._orig_mod.a.weight.mul_(2)
     assert (relative_error(twin(x), twin._orig_mod(x)) > 0.1) == frozen
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("options", "count"), [({}, 3), ({"dynamic": None}, 2), ({"dynamic": True}, 1)])
+def test_each_size_is_compiled_unless_the_caller_says_how(
+    options: dict[str, Any], count: int, graphs: list[Any]
+) -> None:
+    model = Model().eval()
+    compiled = fastconv.compile(model, frozen=True, **options)
+    for n in (2, 3, 4):
+        x = torch.randn(n, 3, 6, 5)
+        assert relative_error(compiled(x), model(x)) < 1e-6
+    assert len(graphs) == 2 * count
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_report_counts_weights_that_every_call_packs(dynamic: bool) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), torch.randn(2, 3, 9, 8)
+    found = check(model, x, Asked(algorithm="winograd_f2", packed=True), dynamic=dynamic).found
+    report = RewriteReport([list(found)])
+    assert report.packing == json.loads(report.to_json())["packing"] == (2 if dynamic else 0)
+    assert ("2 frozen weights packed in every call" in str(report)) == dynamic

@@ -98,7 +98,8 @@ def compile(
             weights packed once, and again after `load_state_dict` and `fastconv.refresh`. **Another change of a
             parameter is not seen**, as with Inductor's freezing. Otherwise
             compiled code follows its parameters, and folds and packs in every call.
-        torch_compile_options: ``mode``, ``dynamic``, ``fullgraph``, ``options`` as for `torch.compile`.
+        torch_compile_options: ``mode``, ``dynamic``, ``fullgraph``, ``options`` as for `torch.compile`; with `frozen`,
+            ``dynamic`` is False by default: each size is compiled.
 
     Returns:
         What `torch.compile` returns, with a `report` (`RewriteReport`) of the graphs that were compiled so far.
@@ -111,6 +112,8 @@ def compile(
     if not callable(model):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a function")
     ours = _Backend(algorithm, precision, max_error, max_workspace, frozen, RewriteReport())
+    if frozen:  # a packing is of one size
+        torch_compile_options.setdefault("dynamic", False)
     return _compiled(model, ours, torch_compile_options)
 
 
