@@ -123,3 +123,8 @@ def test_the_report_counts_weights_that_every_call_packs(dynamic: bool) -> None:
     report = RewriteReport([list(found)])
     assert report.packing == json.loads(report.to_json())["packing"] == (2 if dynamic else 0)
     assert ("2 frozen weights packed in every call" in str(report)) == dynamic
+
+
+def test_the_backend_names_what_freezes() -> None:
+    with pytest.raises(ValueError, match=r"options has 'frozen', True; expected .*'freezing'"):
+        fastconv.compiler.backend(torch.fx.GraphModule({}, torch.fx.Graph()), [], options={"frozen": True})

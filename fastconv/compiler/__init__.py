@@ -69,6 +69,11 @@ def backend(
     """``torch.compile(model, backend="fastconv")``. Of its `options` it takes ``algorithm``, ``precision``,
     ``max_error`` and ``max_workspace``, which mean what they do for `compile`; the others are Inductor's."""
     options = dict(options or {})
+    if "frozen" in options:
+        raise ValueError(
+            f"options has 'frozen', {options['frozen']!r}; expected Inductor's name, 'freezing', "
+            "or fastconv.compile(model, frozen=True)"
+        )
     own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
     return _Backend(**own)(graph, inputs, mode=mode, options=options)
 
