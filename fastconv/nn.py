@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.common_types import _size_2_t
 from torch.nn.modules.utils import _pair
 
-from fastconv import functional, ops, settings
+from fastconv import frozen, functional, ops, settings
 from fastconv.eager import (
     LayerState,
     autocast_type,
@@ -318,8 +318,9 @@ class Conv2d(Layer, nn.Conv2d):
 
 
 def refresh(model: nn.Module) -> None:
-    """Packs the weights of all fastconv layers of `model` again. Only frozen layers (`swap_(..., frozen=True)`, `fuse`)
-    need it, and only after their weights were changed other than by `load_state_dict`, `.to()` or a new parameter.
+    """Packs the weights of all fastconv layers of `model` again, and compiles again what `compile(frozen=True)` made of
+    it or of a module in it. Only what is frozen (`swap_(..., frozen=True)`, `fuse`, `compile(frozen=True)`) needs it,
+    and only after weights were changed other than by `load_state_dict`, `.to()` or a new parameter.
 
     Raises:
         TypeError: model is not a torch.nn.Module.
@@ -329,6 +330,7 @@ def refresh(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, (Layer, InputNorm)):
             module.refresh()
+        frozen.forget(module)
 
 
 class FusedConv2d(Conv2d):

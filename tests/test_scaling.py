@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from layers import relative_error
-from rewriting import OURS, Rewriting, check
+from rewriting import OURS, Rewriting, check, compiled
 from torch import Tensor, nn
 from torch._inductor import config
 
@@ -71,6 +71,35 @@ def test_what_is_folded(name: str) -> None:
     with config.patch(freezing=True):
         backend = check(Model(forward), torch.randn(1, 8, 7, 5), FROZEN)
     assert backend.parts == parts
+
+
+HALVES: dict[str, tuple[Callable[[Model, Tensor], Tensor], list[str]]] = {
+    "a number": (lambda m, x: m.b(x) * 0.2, ["conv+scale"]),
+    "a small number": (lambda m, x: m.b(x) * 1e-4, ["conv"]),
+    "a tiny number": (lambda m, x: m.b(x) * 1e-6, ["conv"]),
+    "a large divisor": (lambda m, x: m.b(x) / 1e5, ["conv"]),
+    "a layer scale": (lambda m, x: m.b(x) * m.scale(), ["conv+scale"]),
+    "a small layer scale": (lambda m, x: m.b(x) * (m.scale() * 1e-4), ["conv"]),
+    "behind a norm": (lambda m, x: m.norm(m.a(x)) * (m.scale() * 1e-4), ["conv+bn"]),
+    "a norm with a small factor": (
+        lambda m, x: F.batch_norm(m.a(x), m.norm.running_mean, m.norm.running_var, m.gamma * 1e-4), ["conv"]),
+    "filters of a call": (lambda m, x: F.conv2d(x, x.flatten()[:64].view(8, 8, 1, 1)) * 0.2, ["conv+scale"]),
+    "filters of a call, a small number": (
+        lambda m, x: F.conv2d(x, x.flatten()[:64].view(8, 8, 1, 1)) * 1e-3, ["conv"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_float16_keeps_what_folding_would_round_away(name: str) -> None:
+    forward, parts = HALVES[name]
+    model, x = Model(forward).eval().half(), torch.randn(1, 8, 7, 5).half()
+    function, backend = compiled(model, FROZEN)
+    with torch.no_grad(), config.patch(freezing=True):
+        exact = copy.deepcopy(model).double()(x.double())
+        limit = 1.5 * relative_error(model(x).double(), exact)
+        assert relative_error(function(x).double(), exact) < limit
+    assert backend.parts == parts
+    assert backend.codes == ["norm_range" if parts in (["conv"], ["conv+bn"]) else ""]
 
 
 def test_weights_that_may_change_are_left_alone() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._guards import TracingContext
 
+from fastconv import frozen as frozen_code
 from fastconv import settings
 from fastconv.nn import check_settings
 from fastconv.rewrites import Asked
@@ -31,6 +34,7 @@ class _Backend:
         settings.check_flag("frozen", frozen)
         self.asked = Asked(algorithm, precision, max_error, max_workspace)
         self.frozen, self.report = frozen, report
+        self.codes: set[CodeType] = set()  # of which it has compiled something
         self.__name__ = "fastconv"
 
     def __call__(
@@ -39,7 +43,18 @@ class _Backend:
     ) -> Callable[..., Any]:  # fmt: skip
         from fastconv.compiler.inductor import compile_graph
 
+        self.codes.update((TracingContext.get_traced_code() or [])[:1])
         return compile_graph(graph, inputs, self.asked, self.frozen, mode, options or {}, self.report)
+
+    def forget(self) -> None:
+        """Has Dynamo compile again what it has compiled: parameters that are constants have changed."""
+        from torch._dynamo.eval_frame import remove_from_cache
+
+        while self.codes:
+            remove_from_cache(self.codes.pop())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"codes": set()}  # a copy has compiled nothing yet
 
     def reset(self) -> None:
         """What torch.compiler.reset() calls."""
@@ -54,6 +69,11 @@ def backend(
     """``torch.compile(model, backend="fastconv")``. Of its `options` it takes ``algorithm``, ``precision``,
     ``max_error`` and ``max_workspace``, which mean what they do for `compile`; the others are Inductor's."""
     options = dict(options or {})
+    if "frozen" in options:
+        raise ValueError(
+            f"options has 'frozen', {options['frozen']!r}; expected Inductor's name, 'freezing', "
+            "or fastconv.compile(model, frozen=True)"
+        )
     own = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
     return _Backend(**own)(graph, inputs, mode=mode, options=options)
 
@@ -80,9 +100,11 @@ def compile(
             does not fit stay PyTorch's, and the report says why. A precision of None is PyTorch's switch as it is when
             a graph is compiled.
         frozen: parameters and buffers are constants of what is compiled without gradients: batch norms are folded and
-            weights packed once. **A later change of a parameter is not seen**, as with Inductor's freezing. Otherwise
+            weights packed once, and again after `load_state_dict` and `fastconv.refresh`. **Another change of a
+            parameter is not seen**, as with Inductor's freezing. Otherwise
             compiled code follows its parameters, and folds and packs in every call.
-        torch_compile_options: ``mode``, ``dynamic``, ``fullgraph``, ``options`` as for `torch.compile`.
+        torch_compile_options: ``mode``, ``dynamic``, ``fullgraph``, ``options`` as for `torch.compile`; with `frozen`,
+            ``dynamic`` is False by default: each size is compiled.
 
     Returns:
         What `torch.compile` returns, with a `report` (`RewriteReport`) of the graphs that were compiled so far.
@@ -94,14 +116,25 @@ def compile(
         raise TypeError("fastconv.compile has no backend to choose; use torch.compile")
     if not callable(model):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a function")
-    report = RewriteReport()
-    ours = _Backend(algorithm, precision, max_error, max_workspace, frozen, report)
-    compiled: Any = torch.compile(model, backend=ours, **torch_compile_options)
-    if frozen and isinstance(model, nn.Module):
-        compiled.__dict__["forward"] = _freezing(compiled.forward)
-    elif frozen:
+    ours = _Backend(algorithm, precision, max_error, max_workspace, frozen, RewriteReport())
+    if frozen:  # a packing is of one size
+        torch_compile_options.setdefault("dynamic", False)
+    return _compiled(model, ours, torch_compile_options)
+
+
+def _compiled(model: Any, ours: _Backend, options: dict[str, Any]) -> Any:
+    compiled: Any = torch.compile(model, backend=ours, **options)
+    if isinstance(model, nn.Module):
+        from fastconv.compiler.module import CompiledModule
+
+        compiled.__class__ = CompiledModule
+        compiled.__dict__["_made"] = _compiled, (model, ours, options)
+        if ours.frozen:
+            compiled.__dict__["forward"] = _freezing(compiled.forward)
+            frozen_code.register(model, ours)
+    elif ours.frozen:
         compiled = _freezing(compiled)
-    compiled.__dict__["report"] = report
+    compiled.__dict__["report"] = ours.report
     return compiled
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from fastconv import rewrites
 from fastconv.nn import check_settings
+from fastconv.rewrites import constants
 from fastconv.rewrites.report import RewriteReport
 
 __all__ = ["export"]
@@ -77,21 +78,37 @@ def rewritten(
     program = torch.export.export(model, inputs, dynamic_shapes=dynamic_shapes, strict=False)
     decompositions: dict[Any, Callable[..., Any]] = dict(torch.export.default_decompositions().items())
     program = program.run_decompositions(rewrites.table(decompositions))
-    found = rewrites.rewrite(program.graph, asked, {})
+    values = _constants(program)
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    found = rewrites.rewrite(program.graph, asked, {}, {nodes[name]: value for name, (_, value) in values.items()})
     module: Any = program.module()
-    fold_constants(module)
+    fold_constants(module, {target for target, _ in values.values()})
     return module, found
 
 
+def _constants(program: torch.export.ExportedProgram) -> dict[str, tuple[str, Tensor]]:
+    """By the placeholder's name, the name and value of the parameters and buffers that no call writes."""
+    signature = program.graph_signature
+    targets = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    targets |= signature.inputs_to_lifted_tensor_constants
+    tensors = {**program.state_dict, **program.constants}
+    written = {tensors[target].untyped_storage().data_ptr() for target in signature.buffers_to_mutate.values()}
+    return {
+        name: (target, tensors[target])
+        for name, target in targets.items()
+        if tensors[target].untyped_storage().data_ptr() not in written
+    }
+
+
 @torch.no_grad()
-def fold_constants(module: fx.GraphModule) -> None:
-    """Computes what depends on parameters and buffers alone, once, and drops what nobody reads any more."""
+def fold_constants(module: fx.GraphModule, names: Collection[str]) -> None:
+    """Computes what depends on attributes of these names alone, once, and drops what nobody reads any more."""
     values: dict[fx.Node, Any] = {}
     for node in module.graph.nodes:
-        if node.op == "get_attr":
-            values[node] = _attribute(module, str(node.target))
+        if node.op == "get_attr" and node.target in names:
+            values[node] = constants.attribute(module, str(node.target))
         elif node.op == "call_function" and node.all_input_nodes and all(n in values for n in node.all_input_nodes):
-            if node.is_impure() or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if not constants.is_function(node):
                 continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
@@ -112,8 +129,3 @@ def fold_constants(module: fx.GraphModule) -> None:
         owner, _, attribute = name.rpartition(".")
         delattr(module.get_submodule(owner), attribute)
     module.recompile()
-
-
-def _attribute(module: nn.Module, name: str) -> Any:
-    owner, _, attribute = name.rpartition(".")
-    return getattr(module.get_submodule(owner), attribute)

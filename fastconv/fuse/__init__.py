@@ -158,8 +158,9 @@ def fuse(
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
-            of tensors. Arguments with a default (None, a number, a string) keep it for good. What forward computes
-            from no argument (a random number, a constant) is computed once, here.
+            of tensors, and no buffer or parameter that it writes over. Arguments with a default (None, a number, a
+            string) keep it for good. What forward computes from no argument (a random number, a constant) is computed
+            once, here.
         algorithm, precision, max_error, max_workspace: as for `fastconv.swap_`. Layers that were swapped before keep
             their own.
         filter_fn: `filter_fn(name, module) -> bool`; False leaves a convolution as it is.
@@ -220,7 +221,8 @@ def _copied(model: nn.Module) -> nn.Module:
             "model has hooks or a forward of its own, which a traced copy would lose; fuse the modules inside it"
         )
     try:
-        return copy.deepcopy(model)
+        with torch.inference_mode(False):  # whose tensors would not count what is written over them
+            return copy.deepcopy(model)
     except Exception as error:
         raise ops.UnsupportedError(f"model cannot be copied: {type(error).__name__}: {error}") from error
 

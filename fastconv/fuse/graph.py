@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from fastconv.nn import Conv2d, MaxPool2d, Upsample
 from fastconv.norm import InputNorm
 from fastconv.ops.geometry import pair
 from fastconv.ops.upsampling import scales_of
+from fastconv.rewrites.constants import attribute
 from fastconv.rewrites.convolution import describe, layer_call
 from fastconv.rewrites.editor import Obstacle, Spelled
 from fastconv.rewrites.patterns import ACTIVATIONS
@@ -26,8 +28,17 @@ from fastconv.rewrites.patterns import ACTIVATIONS
 aten = torch.ops.aten
 
 _SUMS = ("add", "add_", operator.add, operator.iadd, torch.add)
-_IN_PLACE = "iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift setitem"
-_IN_PLACE_OPERATORS = [getattr(operator, name) for name in _IN_PLACE.split()]
+_IN_PLACE = (
+    "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift",
+    "irshift", "setitem",
+)  # fmt: skip
+_IN_PLACE_OPERATORS = [getattr(operator, name) for name in _IN_PLACE]
+# Functions and methods whose value may be a range of their first argument.
+_VIEWS = (
+    "getitem", "getattr", "view", "view_as", "reshape", "flatten", "unflatten", "ravel", "permute", "movedim",
+    "transpose", "swapaxes", "t", "squeeze", "unsqueeze", "expand", "expand_as", "narrow", "select", "diagonal",
+    "unfold", "chunk", "split", "tensor_split", "unbind", "detach", "contiguous",
+)  # fmt: skip
 _ACTIVATION_MODULES = {
     nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.LeakyReLU: "leaky_relu", nn.GELU: "gelu",
     nn.Hardswish: "hardswish", nn.Sigmoid: "sigmoid",
@@ -141,6 +152,7 @@ def traced(root: nn.Module) -> fx.Graph:
         for name, parameter in parameters.items()
         if parameter.default is None or isinstance(parameter.default, (bool, int, float, str))
     }
+    before = _versions(root)
     try:
         graph = tracer.trace(root, concrete_args=fixed or None)
     except Exception as error:
@@ -148,6 +160,11 @@ def traced(root: nn.Module) -> fx.Graph:
             f"model cannot be traced by torch.fx: {type(error).__name__}: {error}. fastconv.compile takes "
             "such models; fastconv.swap_ takes any, without fusing; or fuse the parts of it that can be traced"
         ) from error
+    if written := _written(graph, root, before):
+        raise ops.UnsupportedError(
+            f"model's forward writes over {written}, and a trace takes the value of now for that of every call; "
+            "fastconv.compile takes such models; or fuse the parts of it that write over nothing"
+        )
     for node in graph.nodes:
         if getattr(node.target, "__name__", "") == "_assert_is_none":
             # torch.fx's own check of an argument that it fixes. Unpickled, it breaks every later trace of the process.
@@ -162,6 +179,30 @@ def traced(root: nn.Module) -> fx.Graph:
         if node.target not in parameters and name in fixed:
             node.target = name
     return graph
+
+
+def _versions(root: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    """Those of parameters and buffers, which every operation in place counts up."""
+    tensors = itertools.chain(root.named_parameters(), root.named_buffers())
+    return {name: (tensor, 0 if tensor.is_inference() else tensor._version) for name, tensor in tensors}
+
+
+def _written(graph: fx.Graph, root: nn.Module, before: dict[str, tuple[Tensor, int]]) -> str | None:
+    """What the forward writes that is there before a call: as it was traced, or in the graph."""
+    for name, (tensor, version) in _versions(root).items():
+        if name not in before or before[name][0] is not tensor or before[name][1] != version:
+            return name
+    modules = dict(root.named_modules(remove_duplicate=False))
+    for node in graph.nodes:
+        if may_write(node, modules.get(str(node.target)) if node.op == "call_module" else None):
+            for over in (*node.args[:1], node.kwargs.get("out")):
+                while isinstance(over, fx.Node) and getattr(over.target, "__name__", over.target) in _VIEWS:
+                    over = over.args[0]
+                if isinstance(over, fx.Node) and over.op == "get_attr":
+                    memory = attribute(root, str(over.target)).untyped_storage().data_ptr()
+                    names = (name for name, (t, _) in before.items() if t.untyped_storage().data_ptr() == memory)
+                    return next(names, "a tensor that it makes from no argument")
+    return None
 
 
 def drop_identities(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
@@ -363,7 +404,7 @@ def may_write(node: fx.Node, module: nn.Module | None) -> bool:
         return any(bool(getattr(inner, "inplace", False)) or is_altered(inner) for inner in module.modules())
     if node.op == "call_method":
         name = str(node.target)
-        return name.endswith("_") and not name.endswith("__")
+        return name.strip("_") in _IN_PLACE if name.endswith("__") else name.endswith("_")
     if node.op != "call_function":
         return False
     if node.target in _IN_PLACE_OPERATORS or str(getattr(node.target, "__name__", "")).endswith("_"):

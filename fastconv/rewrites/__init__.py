@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from fastconv import ops
-from fastconv.rewrites import branches, choosing, concatenation, patterns, scaling, widening
+from fastconv.rewrites import branches, choosing, concatenation, constants, patterns, scaling, widening
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Concatenation as Concatenation
 from fastconv.rewrites.convolution import GroupNorm as GroupNorm
@@ -108,9 +108,9 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
             break
         if refused is not None:
             left.append(Left(refused[0], node.name, refused[1]))
+    constants.unmark(graph)
     for node in graph.nodes:
         node.meta.pop("filters", None)
-        node.meta.pop("constant", None)
     edit.refresh()
     names = {node.name for node in graph.nodes}
     return [each for each in left if each.name in names]
@@ -119,7 +119,7 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
 def _is_image(argument: Any) -> bool:
     """Whether it is an input such as convolutions have; in a graph without values it may be."""
     value = value_of(argument)
-    return value is None or (isinstance(value, torch.Tensor) and value.dim() == 4)
+    return value is None or (isinstance(value, Tensor) and value.dim() == 4)
 
 
 def _obstacle(rewrite: Rewrite, match: patterns.Match | None, asked: Asked) -> Obstacle | None:
@@ -135,7 +135,9 @@ def _obstacle(rewrite: Rewrite, match: patterns.Match | None, asked: Asked) -> O
     return obstacle
 
 
-def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> list[Record]:
+def rewrite(
+    graph: fx.Graph, asked: Asked, decompositions: Decompositions, frozen: Mapping[fx.Node, Tensor] | None = None
+) -> list[Record]:
     """Rewrites the graph in place. Returns a record of each convolution in it, of each one's gradients, and of what
     could have gone into one and is left.
 
@@ -143,6 +145,8 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
         graph: traced with `table(decompositions)`.
         asked: algorithm, precision and limit of all convolutions that are none of fastconv's yet.
         decompositions: what takes apart the operators that `table` kept whole, as far as they are left.
+        frozen: by placeholder, the parameters and buffers that are constants; by default those of the compilation in
+            which this is called.
     """
     edit = Editor(graph)
     returned: list[Any] = []
@@ -152,8 +156,9 @@ def rewrite(graph: fx.Graph, asked: Asked, decompositions: Decompositions) -> li
             taken = describe(node, call.weight, call.stride, call.groups, "conv")
             taken.is_models_own = True
             node.meta["fastconv"] = taken
-    if asked.packed:
-        scaling.mark_constants(graph)
+    if frozen is None:
+        frozen = constants.of_compilation(graph)
+    constants.mark(graph, frozen if asked.packed else {})
     left = apply(graph, (branches.BRANCHES, *scaling.SCALING, *patterns.FUSING), asked, edit)
     concatenations = concatenation.concatenate(graph, asked, edit)
     widening.widen(graph, asked, edit)
@@ -189,7 +194,7 @@ def _return_formats(graph: fx.Graph, values: list[Any], edit: Editor) -> None:
 
     def returned(arg: fx.Node) -> fx.Node:
         old, new = next(before), value_of(arg)
-        if not isinstance(old, torch.Tensor) or old.dim() != 4 or ops.format_of(old) == ops.format_of(new):
+        if not isinstance(old, Tensor) or old.dim() != 4 or ops.format_of(old) == ops.format_of(new):
             return arg
         with graph.inserting_before(output):
             return edit.emit(aten.clone.default, arg, memory_format=ops.format_of(old))

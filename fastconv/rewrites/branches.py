@@ -18,7 +18,7 @@ from torch import fx
 
 from fastconv.rewrites.convolution import Asked, Call, Taken, call_of
 from fastconv.rewrites.editor import Editor, read, spelled, value_of, written_between
-from fastconv.rewrites.folding import Filters, at_once, exact, norm_obstacle, range_obstacle, rounded
+from fastconv.rewrites.folding import Filters, exact, norm_obstacle, range_obstacle, rounded
 from fastconv.rewrites.patterns import Match, Rewrite, first_output, never
 
 aten = torch.ops.aten
@@ -117,10 +117,9 @@ def _find(node: fx.Node, asked: Asked) -> Match | None:
     over_input = spelled(node).writes and args[0] is outer.call.input
     if over_input or written_between(first, node) is not None:
         return None
-    if not isinstance(outer.call.weight, fx.Node):  # numbers that are there
-        total = _sum(at_once, outer.call.weight, outer.call.groups, *(each for one in filters for each in one))
-        if range_obstacle(total, outer.call.weight.dtype) is not None:
-            return None
+    arguments = (outer.call.weight, outer.call.groups, *(each for one in filters for each in one))
+    if range_obstacle(_sum, arguments, value_of(outer.call.weight).dtype) is not None:
+        return None
     taken: Taken | None = outer.node.meta.get("fastconv")
     return Match(node, taken=taken, found={"outer": outer, "filters": filters}, gone=(outer.node, *gone))
 

@@ -84,8 +84,13 @@ def _find_packed(node: fx.Node, asked: Asked) -> Match | None:
     match = _find_call(node, asked)
     call: Call = match.found["call"]
     # A packing is one algorithm's, which at another size may not fit.
-    static = is_static(call.input) and is_static(call.weight)
-    return match if static and not is_librarys(match.found["algorithm"]) else None
+    if is_librarys(match.found["algorithm"]):
+        return None
+    if is_static(call.input) and is_static(call.weight):
+        return match
+    if match.taken is not None:
+        match.taken.packs = True
+    return None
 
 
 def _as_packed(match: Match, asked: Asked, edit: Editor) -> fx.Node:

@@ -110,6 +110,7 @@ class Taken:
     input_shape: tuple[int, ...] | None = None
     us: float | None = None  # what the planner expects of the algorithm at these sizes
     epilogue_us: float = 0.0  # of that, for what is computed with the convolution
+    packs: bool = False  # a weight that is a constant, in every call: its sizes are dynamic
 
     def expect(self, call: Call, **around: Any) -> None:
         """Notes the input's shape and the planner's estimates, if the sizes are known. `around`: as `problem_of` takes

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fastconv.rewrites.constants import computing, known
 from fastconv.rewrites.editor import Obstacle, value_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -64,9 +65,9 @@ def exact(emit: Callable[..., Any], filters: Filters) -> tuple[Any, Any]:
     return double(emit, filters.weight), None if filters.bias is None else double(emit, filters.bias)
 
 
-# The relative L2 error of the filters that rounding them to their dtype makes is at most half a spacing, unless the
-# norm's factors push them out of the dtype's range.
-_ROUNDING_LIMIT = 1.0
+# The relative L2 error of the filters that rounding them to their dtype makes is at most half a spacing, unless factors
+# push them out of the dtype's range.
+_ROUNDING_LIMIT = 0.5
 
 
 def norm_obstacle(w: torch.Tensor, parameters: Sequence[Any]) -> Obstacle | None:
@@ -81,9 +82,16 @@ def norm_obstacle(w: torch.Tensor, parameters: Sequence[Any]) -> Obstacle | None
     return None
 
 
-def range_obstacle(exact: tuple[Any, Any], dtype: torch.dtype) -> Obstacle | None:
-    """Whether filters and biases, in float64, leave the range of a dtype."""
-    filters, bias = exact
+@computing()
+def range_obstacle(
+    compute: Callable[..., tuple[Any, Any]], arguments: Sequence[Any], dtype: torch.dtype
+) -> Obstacle | None:
+    """Whether filters and biases that are computed in float64, `compute(emit, *arguments)`, leave the range of a dtype;
+    None where inputs of a call decide them."""
+    values = known(arguments)
+    if values is None:
+        return None
+    filters, bias = compute(at_once, *values)
     error = (filters.to(dtype).double() - filters).norm() / filters.norm().clamp_min(torch.finfo(torch.float64).tiny)
     is_finite = bias is None or bool(bias.to(dtype).isfinite().all())
     if not (error <= _ROUNDING_LIMIT * torch.finfo(dtype).eps and is_finite):

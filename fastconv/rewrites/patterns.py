@@ -27,7 +27,7 @@ from fastconv.rewrites.convolution import (
     problem_of,
 )
 from fastconv.rewrites.editor import Editor, hint_of, read, same, spelled, value_of, written_between
-from fastconv.rewrites.folding import Filters, at_once, folded, norm_obstacle, range_obstacle, rounded
+from fastconv.rewrites.folding import Filters, folded, norm_obstacle, range_obstacle, rounded
 
 aten = torch.ops.aten
 
@@ -158,9 +158,7 @@ def _find_norm(node: fx.Node, asked: Asked) -> Match | None:
 def _norm_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     weight, _, *parameters, _ = match.found["folded"]
     obstacle = norm_obstacle(value_of(weight), parameters)
-    if obstacle is not None or isinstance(weight, fx.Node):
-        return obstacle  # of nodes, numbers that are not there yet
-    return range_obstacle(folded(at_once, *match.found["folded"]), weight.dtype)
+    return obstacle or range_obstacle(folded, match.found["folded"], value_of(weight).dtype)
 
 
 def _rounded(emit: Callable[..., Any], weight: Any, *others: Any) -> list[Any]:

@@ -113,6 +113,11 @@ class RewriteReport:
         return counts
 
     @property
+    def packing(self) -> int:
+        """How many of fastconv's convolutions pack a frozen weight in every call, as their sizes are dynamic."""
+        return sum(taken.packs for taken in self._records(Taken))
+
+    @property
     def pools(self) -> int:
         """How many max-pools that no convolution took in are `fastconv.nn.MaxPool2d`, a kernel of fastconv's on a GPU:
         `fuse` puts it there. They are not among those that are `left`."""
@@ -164,7 +169,7 @@ class RewriteReport:
         document = {
             "graphs": len(self.graphs), "cached": self.cached, "total": self.total, "ours": self.ours,
             "fused": self.fused, "expected_us": self.expected_us, "advice": self.advice,
-            "left": self.left,
+            "left": self.left, "packing": self.packing,
             "pools": self.pools, "upsamplings": self.upsamplings, "group_norms": self.group_norms,
             "concatenations": self.concatenations,
             "rows": [asdict(row) | {"count": row.count} for row in self.rows],
@@ -181,6 +186,8 @@ class RewriteReport:
             lines[0] += f"; {self.cached} from Inductor's cache, without rows"
         if self.following and self.ours:
             lines.append("weights that may change are folded and packed in every call: frozen=True does it once")
+        if self.packing:
+            lines.append(f"{self.packing} frozen weights packed in every call: sizes are dynamic")
         if any(row.us for row in self.rows):
             us = self.expected_us
             ours = f"{us['convolutions']:.0f} us in fastconv's convolutions, {us['epilogues']:.0f} us in what is fused"

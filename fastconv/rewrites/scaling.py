@@ -14,25 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fastconv.rewrites.constants import known
 from fastconv.rewrites.convolution import Asked
-from fastconv.rewrites.editor import Editor, value_of
-from fastconv.rewrites.folding import Filters, double, exact, rounded
-from fastconv.rewrites.patterns import Match, Rewrite, grown, never, open_call
+from fastconv.rewrites.editor import Editor, Obstacle, value_of
+from fastconv.rewrites.folding import Filters, double, exact, range_obstacle, rounded
+from fastconv.rewrites.patterns import Match, Rewrite, grown, open_call
 
 aten = torch.ops.aten
-
-
-def mark_constants(graph: fx.Graph) -> None:
-    """Leaves in each node's ``meta["constant"]`` whether parameters and buffers alone decide its value."""
-    from torch._functorch._aot_autograd.descriptors import BufferAOTInput, ParamAOTInput
-
-    for node in graph.nodes:
-        inputs = node.all_input_nodes
-        if node.op == "call_function":
-            is_constant = bool(inputs) and all(each.meta["constant"] for each in inputs)
-        else:
-            is_constant = node.op == "get_attr" or isinstance(node.meta.get("desc"), (ParamAOTInput, BufferAOTInput))
-        node.meta["constant"] = is_constant
 
 
 def _is_constant(node: Any, conv: fx.Node, result: Tensor) -> bool:
@@ -66,7 +54,7 @@ def _find(node: fx.Node, asked: Asked) -> Match | None:
 
 def _by_channel(emit: Callable[..., Any], constant: Any, weight: Tensor) -> Any:
     channels = [weight.shape[0]]
-    if not isinstance(constant, fx.Node):
+    if isinstance(constant, (int, float)):
         return emit(aten.full.default, channels, float(constant), dtype=torch.float64, device=weight.device)
     return emit(aten.expand.default, emit(aten.reshape.default, double(emit, constant), [-1]), channels)
 
@@ -87,11 +75,32 @@ def _shifted(emit: Callable[..., Any], c: Any, filters: Filters) -> Filters:
     return filters._replace(**{name: c if before is None else emit(aten.add.Tensor, double(emit, before), c)})
 
 
+def _unknown_obstacle(factor: Any, dtype: torch.dtype) -> Obstacle | None:
+    """Whether a factor may push filters that nobody knows out of the range of float16."""
+    is_near = isinstance(factor, (int, float)) and 2**-4 <= abs(factor) <= 2**4
+    return (
+        None if is_near or dtype != torch.float16 else ("norm_range", f"scaled filters may leave the range of {dtype}")
+    )
+
+
 def _rewrite(part: str, change: Callable[..., Filters], *targets: Any) -> Rewrite:
-    def folded(emit: Callable[..., Any], weight: Any, constant: Any, *fields: Any) -> tuple[Filters, Any, Any]:
-        filters = change(emit, _by_channel(emit, constant, value_of(weight)), Filters(*fields))
+    def changed(emit: Callable[..., Any], weight: Any, constant: Any, *fields: Any) -> Filters:
+        return change(emit, _by_channel(emit, constant, value_of(weight)), Filters(*fields))
+
+    def in_double(emit: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
+        return exact(emit, changed(emit, *arguments))
+
+    def folded(emit: Callable[..., Any], weight: Any, *arguments: Any) -> tuple[Filters, Any, Any]:
+        filters = changed(emit, weight, *arguments)
         new, bias = rounded(emit, exact(emit, filters), value_of(weight).dtype)
         return filters, new, bias
+
+    def obstacle(match: Match, asked: Asked) -> Obstacle | None:
+        weight, constant, *_ = arguments = match.found["folded"]
+        dtype = value_of(weight).dtype
+        if known(arguments) is not None:
+            return range_obstacle(in_double, arguments, dtype)
+        return _unknown_obstacle(constant, dtype) if part == "scale" else None
 
     def replacement(match: Match, asked: Asked, edit: Editor) -> fx.Node:
         filters, weight, bias = edit.once(folded, *match.found["folded"])
@@ -99,7 +108,7 @@ def _rewrite(part: str, change: Callable[..., Filters], *targets: Any) -> Rewrit
         node.meta["filters"] = (filters,)
         return node
 
-    return Rewrite(part, targets, _find, never, replacement)
+    return Rewrite(part, targets, _find, obstacle, replacement)
 
 
 SCALING = (

@@ -1,0 +1,130 @@
+"""What `compile(frozen=True)` made of a module is made again when parameters have changed; copies are frozen, too."""
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layers import relative_error
+from rewriting import check
+from torch import Tensor, nn
+
+import fastconv
+from fastconv.compiler import inductor
+from fastconv.rewrites import Asked
+from fastconv.rewrites.report import RewriteReport
+
+pytestmark = pytest.mark.usefixtures("full_precision")
+
+
+class Model(nn.Module):
+    """Two graphs: what Dynamo compiles behind a break is code of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        torch._dynamo.graph_break()
+        return self.b(y)
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every graph that is compiled, with its parameters as they are then for good: as Inductor, without its code."""
+    made: list[Any] = []
+
+    def compile_graph(graph: Any, *_: Any) -> Callable[..., Any]:
+        made.append(copy.deepcopy(graph))
+        return made[-1].forward
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(inductor, "compile_graph", compile_graph)
+    return made
+
+
+def other(module: nn.Module) -> dict[str, Tensor]:
+    return {name: torch.randn_like(value) for name, value in module.state_dict().items()}
+
+
+def change_and_refresh(refreshed: str) -> Callable[[Model, Any], None]:
+    def change(model: Model, compiled: Any) -> None:
+        for parameter in model.parameters():
+            parameter.data.mul_(3)
+        fastconv.refresh({"model": model, "compiled": compiled, "inner": model.b}[refreshed])
+
+    return change
+
+
+CHANGES: dict[str, Callable[[Model, Any], None]] = {
+    "load_state_dict": lambda model, _: model.load_state_dict(other(model)),
+    "load_state_dict of the compiled one": lambda _, compiled: compiled.load_state_dict(other(compiled)),
+    "load_state_dict of a module in it": lambda model, _: model.b.load_state_dict(other(model.b)),
+    "refresh": change_and_refresh("model"),
+    "refresh of the compiled one": change_and_refresh("compiled"),
+    "refresh of a module in it": change_and_refresh("inner"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CHANGES)
+def test_it_is_compiled_again(name: str, graphs: list[Any]) -> None:
+    model, x = Model().eval(), torch.randn(2, 3, 6, 5)
+    compiled = fastconv.compile(model, frozen=True)
+    for again in range(torch._dynamo.config.recompile_limit + 2):
+        for _ in range(2):
+            assert relative_error(compiled(x), model(x)) < 1e-6
+        assert len(graphs) == 2 * (again + 1)
+        CHANGES[name](model, compiled)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies(how: Callable[[Any], Any], frozen: bool) -> None:
+    model, x = Model().eval(), torch.randn(2, 3, 6, 5)
+    compiled = fastconv.compile(model, "fp32", frozen=frozen)
+    compiled(x)
+    twin = how(compiled)
+    assert type(twin) is type(compiled)
+    assert str(twin.report) == str(compiled.report)
+    assert twin.report is not compiled.report
+    before = twin(x)
+    twin.load_state_dict(other(twin))
+    assert relative_error(twin(x), twin._orig_mod(x)) < 1e-6
+    assert relative_error(twin(x), before) > 0.1
+    assert relative_error(compiled(x), model(x)) < 1e-6
+    with torch.no_grad():
+        twin._orig_mod.a.weight.mul_(2)
+    assert (relative_error(twin(x), twin._orig_mod(x)) > 0.1) == frozen
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("options", "count"), [({}, 3), ({"dynamic": None}, 2), ({"dynamic": True}, 1)])
+def test_each_size_is_compiled_unless_the_caller_says_how(
+    options: dict[str, Any], count: int, graphs: list[Any]
+) -> None:
+    model = Model().eval()
+    compiled = fastconv.compile(model, frozen=True, **options)
+    for n in (2, 3, 4):
+        x = torch.randn(n, 3, 6, 5)
+        assert relative_error(compiled(x), model(x)) < 1e-6
+    assert len(graphs) == 2 * count
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_report_counts_weights_that_every_call_packs(dynamic: bool) -> None:
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), torch.randn(2, 3, 9, 8)
+    found = check(model, x, Asked(algorithm="winograd_f2", packed=True), dynamic=dynamic).found
+    report = RewriteReport([list(found)])
+    assert report.packing == json.loads(report.to_json())["packing"] == (2 if dynamic else 0)
+    assert ("2 frozen weights packed in every call" in str(report)) == dynamic
+
+
+def test_the_backend_names_what_freezes() -> None:
+    with pytest.raises(ValueError, match=r"options has 'frozen', True; expected .*'freezing'"):
+        fastconv.compiler.backend(torch.fx.GraphModule({}, torch.fx.Graph()), [], options={"frozen": True})
