@@ -77,7 +77,7 @@ def test_the_tracer_finds_what_a_network_runs(name: str) -> None:
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     (entry,) = (entry for entry in networks.TABLE if entry.name == "hrnet_w18")
-    with pytest.raises(ImportError, match=r"this network is of timm: pip install 'fastconv\[bench\]'"):
+    with pytest.raises(ImportError, match=r"this network is of timm: pip install 'fastconv\[corpus\]'"):
         entry.make()
 
 
