@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 
 from fastconv import failures, once, ops, settings
 from fastconv.ops import plain, pooling
-from fastconv.ops.autocast import KeptCast, cast, cast_weight
+from fastconv.ops.autocast import cast
 from fastconv.ops.geometry import integer, pair
 from fastconv.tensors import PLAIN
 
@@ -69,8 +69,8 @@ class LayerState:
     """
 
     __slots__ = (
-        "__weakref__", "algorithm", "calls", "cast", "checked", "elsewhere", "frozen", "latest", "layers", "limits",
-        "lock", "max_error", "max_workspace", "precision", "resolved", "text", "trained",
+        "__weakref__", "algorithm", "calls", "checked", "elsewhere", "frozen", "latest", "layers", "limits", "lock",
+        "max_error", "max_workspace", "precision", "resolved", "text", "trained",
     )  # fmt: skip
 
     def __init__(
@@ -94,7 +94,6 @@ class LayerState:
         # and the kind of the latter.
         self.elsewhere: tuple[str, tuple[int, ...], tuple[str, ...]] | None = None
         self.trained: dict[tuple[Any, ...], TrainedCall] = {}  # by what is asked of a call that trains
-        self.cast: KeptCast | None = None
         self.lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -131,11 +130,6 @@ class LayerState:
                 arguments = (algorithm, _geometry(key), activation, slope, limits, after, max_pool, extra)
                 self.layers[key] = ops.layer_new(*arguments)
             return self.layers[key]
-
-    def lowered(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weight as autocast has it in a call."""
-        lower, self.cast = cast_weight(self.cast, weight, dtype)
-        return lower
 
     def new_call(self, layer: int, mode: int) -> int:
         call = self.calls[layer, mode] = ops.layer_call(layer, mode)
@@ -295,8 +289,7 @@ def convolve(
     layer = state.layer_of(key)
     mode = ops.PRECISIONS[precision]
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := "cuda" if x.is_cuda else "cpu"):
-        x, bias, residual = cast(device, x, bias, residual)
-        weight = state.lowered(weight, torch.get_autocast_dtype(device))
+        x, weight, bias, residual = cast(device, x, weight, bias, residual)
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)

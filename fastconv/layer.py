@@ -122,7 +122,7 @@ class Layer(nn.Module):
             if dtype is not lower and dtype is not _float32:
                 return None
             to_lower = _casts[lower]
-            x, weight = x if dtype is lower else to_lower(x), state.lowered(weight, lower)
+            x, weight = x if dtype is lower else to_lower(x), to_lower(weight)
             bias = None if bias is None else to_lower(bias)
         state.latest, state.elsewhere = latest, None
         try:

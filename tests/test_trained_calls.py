@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -285,97 +284,3 @@ def test_the_gradient_of_a_transposed_layers_input_is_the_convolution(wanted: bo
     """Of U-Net's, AMP on an H100: PyTorch's, whoever asks for the gradient."""
     upwards = _C.ConvProblem(n=32, c=32, h=128, w=128, k=64, r=2, s=2, stride=(2, 2), dtype="float16", layout="nhwc")
     assert _C.is_left_to_torch("auto", upwards, h100(), "" if wanted else "forward")
-
-
-# --- What autocast makes of a weight
-
-
-def saved_bytes(layer: nn.Module, x: Tensor, calls: int, cached: bool = True) -> int:
-    """What autograd keeps of so many calls."""
-    kept: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=cached):
-        x = x.bfloat16()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            for _ in range(calls):
-                layer(x)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
-def test_a_weight_that_autocast_casts_is_saved_once(algorithm: str, device: str) -> None:
-    plain, ours = pair_of(algorithm, device)
-    x = images(device)
-    for cached, calls in ((True, 1), (True, 5), (False, 5)):
-        assert saved_bytes(ours, x, calls, cached) == saved_bytes(plain, x, calls, cached)
-    for layer in (plain, ours):
-        layer.zero_grad()
-        with torch.autocast(device, torch.bfloat16):
-            layer(F.relu(layer(x))[:, :8]).float().square().mean().backward()
-    assert_like((ours.weight.grad, ours.bias.grad), (plain.weight.grad, plain.bias.grad), 2e-2)
-
-
-def test_what_autocast_makes_of_a_weight_is_kept_where_it_keeps_any() -> None:
-    layer = pair_of("implicit_gemm")[1]
-    lowered, weight = layer._fastconv.lowered, layer.weight
-    with torch.autocast("cpu", torch.bfloat16):
-        first = lowered(weight, torch.bfloat16)
-        assert lowered(weight, torch.bfloat16) is first
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-            assert lowered(weight, torch.bfloat16) is not first
-        with torch.autograd.graph.disable_saved_tensors_hooks("no hooks"):
-            torch.clear_autocast_cache()
-            assert lowered(weight, torch.bfloat16) is not first
-        with torch.no_grad():
-            assert not lowered(weight, torch.bfloat16).requires_grad
-        gone = weakref.ref(lowered(weight, torch.bfloat16))
-        assert gone() is None
-
-
-@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
-def test_a_weight_that_autocast_has_cast_may_have_changed(algorithm: str) -> None:
-    """While what was cast before is still kept."""
-    plain, ours = pair_of(algorithm)
-    x, kept = images(), []
-
-    def check(lower: torch.dtype = torch.bfloat16) -> None:
-        y = ours(x)
-        kept.append(y)
-        with torch.autocast("cpu", enabled=False):
-            expected = plain(x)
-            gradient = torch.autograd.grad(y.float().sum(), ours.weight, retain_graph=True)[0]
-            assert gradient.isfinite().all()
-            assert gradient.any()
-        assert y.dtype == lower
-        assert (y - expected).norm() <= 1e-2 * expected.norm()
-
-    for _ in range(2):  # what no counter shows: between regions
-        with torch.autocast("cpu", torch.bfloat16):
-            check()
-        for layer in (plain, ours):
-            layer.weight.data.mul_(2)
-    if algorithm == "implicit_gemm":  # PyTorch's own does not look
-        with torch.autocast("cpu", torch.bfloat16):
-            check()
-            for layer in (plain, ours):
-                with torch.no_grad():
-                    layer.weight.mul_(2)
-            check()
-            for layer in (plain, ours):
-                layer.weight.data = layer.weight.data * 2
-            check()
-            with torch.no_grad():
-                ours(x)
-            check()
-            with torch.autocast("cpu", torch.float16):
-                check(torch.float16)
-            for layer in (plain, ours):
-                layer.weight = nn.Parameter(layer.weight.detach() * 2)
-            check()
-            torch.clear_autocast_cache()
-            check()
