@@ -15,11 +15,9 @@ namespace {
 
 void require_parameter(const char* name, const std::optional<Tensor>& parameter, const Tensor& x) {
   if (!parameter) return;
-  require_same_device(x, *parameter, name);
   FASTCONV_REQUIRE(parameter->dim() == 1 && parameter->size(0) == x.size(1), name, " has shape ",
                    to_text(shape_of(*parameter)), "; expected [C] = [", x.size(1), "]");
-  FASTCONV_REQUIRE(parameter->scalar_type() == x.scalar_type(), name, " is ", name_of(dtype_of(*parameter)),
-                   "; expected x's ", name_of(dtype_of(x)));
+  require_same_kind(x, *parameter, name, "x");
 }
 
 Tensor normed(const Tensor& x, std::optional<Tensor> weight, std::optional<Tensor> bias, std::int64_t groups,
