@@ -140,9 +140,9 @@ def explain(
         bias, residual, activation, residual_after, max_pool: what is computed with the convolution. Ours do it in their
             epilogue; PyTorch's takes a pass over the output for each. So does the max-pool of an algorithm whose
             configuration ends in "then max-pool".
-        packs: the weight is packed in the call, as in a training step and in compiled code that is not frozen; the
-            costs of algorithms that pack have that in them. False: it was packed before. An input gradient always
-            packs.
+        packs: the weight is packed in the call, as in a training step, in the first `conv2d` with a weight, and in
+            compiled code that is not frozen; the costs of algorithms that pack have that in them. False: it was packed
+            before. An input gradient always packs.
 
     Raises TypeError, ValueError or RuntimeError for shapes and values that no convolution has, UnsupportedError if
     FASTCONV_ALGORITHM names an algorithm that does not fit."""

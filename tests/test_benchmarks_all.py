@@ -196,6 +196,8 @@ def test_processes_that_compile_beside_each_other_share_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(everything.os, "cpu_count", lambda: 64)
+    for name in everything.THREADS:
+        monkeypatch.delenv(name, raising=False)
     for gpus, threads in ((), "16"), (("0", "1"), "8"):
         run([((step(f"of{len(gpus)}"),),)], tmp_path, gpus=gpus)
         assert (tmp_path / "threads").read_text() == threads

@@ -239,14 +239,15 @@ def test_a_launch_records_every_task_once(cls):
         assert (run.start <= run.end).all()
         if options.blocks:
             assert run.workers <= len(run.pools) * options.blocks
-        # Parents end before children begin, by the groups; a clock step apart at most.
+        # Children begin behind their parents, by the groups; a clock step apart at most. A parent's end is noted once
+        # its counter is raised, when a child may have begun already.
         step = trace.resolution_ns(records.cpu().numpy()) / 1e3
         for group in range(kernel.planned.groups):
             of = [(run.tasks.kind == kind) & (run.tasks.group == group) for kind in range(4)]
-            ends = [run.end[its].max(initial=0.0) for its in of]
-            starts = [run.start[its].min(initial=float("inf")) for its in of]
-            assert starts[2] >= ends[1] - step
-            assert starts[3] >= ends[2] - step
+            last = [run.start[its].max(initial=0.0) for its in of]
+            first = [run.start[its].min(initial=float("inf")) for its in of]
+            assert first[2] >= last[1] - step
+            assert first[3] >= last[2] - step
 
 
 @needs_cuda
