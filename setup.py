@@ -3,7 +3,7 @@
 fastconv/libfastconv.so   the operators and kernels; LibTorch's stable ABI, so one file serves torch 2.10 and later
 fastconv/_C.*.so          the planner (pybind11); knows neither torch nor CUDA
 
-and notes in fastconv/build.json the versions that they were built with.
+and notes in fastconv/build.json the versions that they were built with, and the digest of the operators' library.
 """
 
 import json
@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from hashlib import sha256
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -170,9 +171,9 @@ class NinjaBuild(build_ext):
         (ROOT / "compile_commands.json").write_bytes(database)
         require_shared_runtime(build / "libfastconv.so")
         # Copied: setuptools builds an editable install in a new folder each time, and ninja would link again for it.
-        (build / VERSIONS).write_text(
-            json.dumps({"torch": version("torch"), "libc": os.confstr("CS_GNU_LIBC_VERSION")})
-        )
+        noted = {"torch": version("torch"), "libc": os.confstr("CS_GNU_LIBC_VERSION")}
+        noted["digest"] = sha256((build / OPERATORS).read_bytes()).hexdigest()
+        (build / VERSIONS).write_text(json.dumps(noted))
         for name in (module.name, OPERATORS, VERSIONS):
             replace(build / name, module.parent / name)
 

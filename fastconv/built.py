@@ -6,6 +6,7 @@ The package imports this module first. It loads the planner; `fastconv.ops` load
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -31,11 +32,17 @@ def version() -> str:
 
 
 def built_with() -> dict[str, str]:
-    """What setup.py noted beside the libraries: versions of "torch" and "libc". Empty if it noted nothing."""
+    """What setup.py noted beside the libraries: versions of "torch" and "libc", and the SHA-256 "digest" of the
+    operators' library. Empty if it noted nothing."""
     try:
         return dict(json.loads((FOLDER / "build.json").read_text()))
     except (OSError, ValueError):
         return {}
+
+
+def digest() -> str:
+    """Of the operators' library. Noted when it was built: reading it takes half a second of compiled code's start."""
+    return built_with().get("digest") or hashlib.sha256(OPERATORS.read_bytes()).hexdigest()
 
 
 def require() -> None:

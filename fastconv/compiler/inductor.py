@@ -39,7 +39,7 @@ def _code() -> str:
     folder = Path(rewrites.__file__).parent
     for file in (*sorted(folder.glob("*.py")), folder.parent / "integrations.py"):
         digest.update(file.read_bytes())
-    digest.update(built.OPERATORS.read_bytes())
+    digest.update(built.digest().encode())
     return digest.hexdigest()
 
 
