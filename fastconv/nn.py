@@ -350,6 +350,7 @@ class FusedConv2d(Conv2d):
     """
 
     residual_after = max_pool = False  # of layers that were pickled before there was a choice
+    _constant_dims = 0  # the most dimensions of the tensors that were multiplied or added, and are in weight and bias
 
     def __init__(
         self, *args: Any, activation: str | None = None, negative_slope: float = 0.01, residual_after: bool = False,
@@ -369,7 +370,14 @@ class FusedConv2d(Conv2d):
         """`residual` is what `+` takes: of the output's shape and dtype it is added inside the convolution; of another
         that `+` admits (broadcast or promoted) by PyTorch."""
         after = self.residual_after and residual is not None
-        return self._convolve(input, residual, self.activation or "none", self.negative_slope, after, self.max_pool)
+        y = self._convolve(input, residual, self.activation or "none", self.negative_slope, after, self.max_pool)
+        return self._like_constants(y) if self._constant_dims else y
+
+    def _like_constants(self, y: Tensor) -> Tensor:
+        """With the dimensions, and under autocast the dtype, that the tensors in weight and bias would give it."""
+        if _is_autocast():
+            y = y.to(torch.promote_types(y.dtype, self.weight.dtype))
+        return y[None] if y.dim() < self._constant_dims else y
 
     def extra_repr(self) -> str:
         text = super().extra_repr()

@@ -81,6 +81,7 @@ FUSED_OTHERWISE = {
     "norm of batches": ("conv", "norm_statistics"),
     "broadcast": ("conv+residual", ""),
     "promoted": ("conv+residual", ""),
+    "number": ("conv+shift", ""),
     "transposed": ("conv", ""),
     "sigmoid": ("conv+sigmoid", ""),
     "gelu": ("conv+bn+gelu", ""),

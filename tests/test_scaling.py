@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from fusing import check as check_fused
+from fusing import parts
 from layers import relative_error
 from rewriting import OURS, Rewriting, check, compiled
 from torch import Tensor, nn
@@ -49,6 +51,8 @@ CASES: dict[str, tuple[Callable[[Model, Tensor], Tensor], list[str]]] = {
         lambda m, x: F.batch_norm(m.a(x), m.norm.running_mean, m.norm.running_var) * m.scale(), ["conv+bn+scale"]),
     "a number": (lambda m, x: m.b(x) * 0.2 + x, ["conv+scale+residual"]),
     "a quotient": (lambda m, x: m.b(x) / 3 + x, ["conv+scale+residual"]),
+    "quotients and differences": (lambda m, x: m.b(x) / m.scale() - m.scale() - 0.5, ["conv+scale+shift+shift"]),
+    "a number is added": (lambda m, x: F.relu(1 + m.b(x)), ["conv+shift+relu"]),
     "a parameter": (lambda m, x: m.a(x) * m.gain, ["conv+scale"]),
     "a convolution called twice": (lambda m, x: m.b(m.b(x) * 2) * 2, ["conv+scale"] * 2),
     # Left alone:
@@ -60,17 +64,28 @@ CASES: dict[str, tuple[Callable[[Model, Tensor], Tensor], list[str]]] = {
     "another dtype": (lambda m, x: (m.b(x) * m.scale().double()).to(x.dtype), ["conv"]),
     "a constant without an input": (lambda m, x: m.b(x) * torch.arange(8.0).view(8, 1, 1), ["conv"]),
     "nothing": (lambda m, x: m.b(x) * 1 + x, ["conv+residual"]),
-    "a number is added": (lambda m, x: m.b(x) + 1, ["conv"]),
+    "the other way": (lambda m, x: m.scale() - m.b(x) + 1 / m.a(x).exp(), ["conv"] * 2),
+    "an activation in steps": (lambda m, x: (y := m.b(x)) * F.relu6(y + 3) / 6, ["conv"]),
 }  # fmt: skip
+# What a trace computes once, and norms that are no modules.
+FUSED_OTHERWISE = {"a constant without an input": ["conv+scale"], "behind a norm without factors": ["conv"]}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_folded(name: str) -> None:
-    forward, parts = CASES[name]
+    forward, wanted = CASES[name]
     # One image: a gate has the shape of a constant.
     with config.patch(freezing=True):
         backend = check(Model(forward), torch.randn(1, 8, 7, 5), FROZEN)
-    assert backend.parts == parts
+    assert backend.parts == wanted
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fuse_folds_the_same(name: str) -> None:
+    forward, wanted = CASES[name]
+    fused = check_fused(Model(forward), torch.randn(1, 8, 7, 5))
+    found = parts(fused) * (2 if name == "a convolution called twice" else 1)  # one layer
+    assert sorted(filter(None, found)) == sorted(FUSED_OTHERWISE.get(name, wanted))  # some call one convolution
 
 
 HALVES: dict[str, tuple[Callable[[Model, Tensor], Tensor], list[str]]] = {
@@ -91,15 +106,15 @@ HALVES: dict[str, tuple[Callable[[Model, Tensor], Tensor], list[str]]] = {
 
 @pytest.mark.parametrize("name", HALVES)
 def test_float16_keeps_what_folding_would_round_away(name: str) -> None:
-    forward, parts = HALVES[name]
+    forward, wanted = HALVES[name]
     model, x = Model(forward).eval().half(), torch.randn(1, 8, 7, 5).half()
     function, backend = compiled(model, FROZEN)
     with torch.no_grad(), config.patch(freezing=True):
         exact = copy.deepcopy(model).double()(x.double())
         limit = 1.5 * relative_error(model(x).double(), exact)
         assert relative_error(function(x).double(), exact) < limit
-    assert backend.parts == parts
-    assert backend.codes == ["norm_range" if parts in (["conv"], ["conv+bn"]) else ""]
+    assert backend.parts == wanted
+    assert backend.codes == ["norm_range" if wanted in (["conv"], ["conv+bn"]) else ""]
 
 
 def test_weights_that_may_change_are_left_alone() -> None:

@@ -4,9 +4,10 @@
                                                                     or     ... -> [activation] -> max-pool
 
 becomes one `fastconv.FusedConv2d`, wherever each value between them has no other reader: the norm is folded into the
-filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own. What goes
-into a convolution, `fastconv.rewrites` says; here is the way in and out, from modules to modules. What takes the sizes
-of a call to decide, concatenations without a copy and norms before convolutions, is in `lowering`.
+filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own. Constant
+factors and summands of channels, as of a FrozenBatchNorm2d, are folded as a norm is. What goes into a convolution,
+`fastconv.rewrites` says; here is the way in and out, from modules to modules. What takes the sizes of a call to decide,
+concatenations without a copy and norms before convolutions, is in `lowering`.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ from fastconv.layer import Layer
 from fastconv.nn import Conv2d, FusedConv2d, MaxPool2d, Upsample, check_settings
 from fastconv.norm import InputNorm
 from fastconv.reports import by
+from fastconv.rewrites import constants
 from fastconv.rewrites.branches import BRANCHES
 from fastconv.rewrites.choosing import norm_before
 from fastconv.rewrites.convolution import Call, Left, Pool, Record, Taken, Upsampling, call_of, layer_call
 from fastconv.rewrites.editor import Editor, Spelled, spelled
-from fastconv.rewrites.patterns import EPILOGUE, POOL, UPSAMPLING
+from fastconv.rewrites.patterns import EPILOGUE, NOTHING, POOL, UPSAMPLING
 from fastconv.rewrites.report import RewriteReport
+from fastconv.rewrites.scaling import SCALING
 from fastconv.serving import layout_advice
 
 __all__ = ["FusedModule", "fuse"]
@@ -148,13 +151,14 @@ def fuse(
     """A copy of `model` for inference, its convolutions fastconv's, with batch norms, residuals and activations inside.
 
     Each convolution that `swap_` would take is taken; a torch.nn.Conv2d together with those of the following that come
-    after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d with running statistics, folded
-    into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU, LeakyReLU, GELU, Hardswish or Sigmoid, as
-    module or function. A sum may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place of
-    a sum. Max-pools that stay apart become fastconv's (`fastconv.nn.MaxPool2d`), and so do nearest-neighbour
-    upsamplings by integers (`fastconv.nn.Upsample`). In calls without gradients convolutions also write, and read,
-    ranges of concatenations along channels, and compute a norm with ReLU, ReLU6 or SiLU that stands before them, where
-    the planner expects that to pay for the inputs of the call.
+    after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d or SyncBatchNorm with running
+    statistics, and factors, divisors and summands that are numbers or tensors of the model with one number, or one for
+    each channel (FrozenBatchNorm2d), folded into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU,
+    LeakyReLU, GELU, Hardswish or Sigmoid, as module or function. A sum may also come last, behind the activation, and a
+    2x2 max-pool of stride 2 in the place of a sum. Max-pools that stay apart become fastconv's
+    (`fastconv.nn.MaxPool2d`), and so do nearest-neighbour upsamplings by integers (`fastconv.nn.Upsample`). In calls
+    without gradients convolutions also write, and read, ranges of concatenations along channels, and compute a norm
+    with ReLU, ReLU6 or SiLU that stands before them, where the planner expects that to pay for the inputs of the call.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
@@ -164,8 +168,8 @@ def fuse(
         algorithm, precision, max_error, max_workspace: as for `fastconv.swap_`. Layers that were swapped before keep
             their own.
         filter_fn: `filter_fn(name, module) -> bool`; False leaves a convolution as it is.
-        strict: raise if a convolution that the filter admits is not fastconv's, or if a norm, sum or activation
-            directly behind it has to stay apart.
+        strict: raise if a convolution that the filter admits is not fastconv's, or if a norm, factor, sum or
+            activation directly behind it has to stay apart.
 
     Returns:
         A torch.fx.GraphModule with the parameters and buffers of `model` **as they are now**; a later change of `model`
@@ -247,6 +251,7 @@ class _Layers(Editor):
             new.args = (call.input, call.residual)
             is_sum = conv.args == (call.input,)
             new.meta["sums_in_place"] = spelled(by).writes if is_sum else conv.meta["sums_in_place"]
+        new.meta["constant_dims"] = _constant_dims(conv, by, call)
         new.meta["spelled"] = Spelled(
             ops.conv2d_op, lambda x, residual=None: call._replace(input=x, residual=residual), pads=spelled(conv).pads
         )
@@ -269,6 +274,15 @@ class _Layers(Editor):
         return self.graph.call_module(name, (node.all_input_nodes[0],))
 
 
+def _constant_dims(conv: fx.Node, by: fx.Node, call: Call) -> int:
+    """The most dimensions of the constants that are in a convolution once it has taken `by` in: what that writes over
+    keeps its own, and a residual stays one."""
+    others = by.all_input_nodes if call.residual is None and not spelled(by).writes else []
+    values = (constants.known([each]) for each in others if each.meta.get("constant"))
+    found = (value.dim() for each in values for value in each or () if isinstance(value, Tensor))
+    return max(*(each.meta.get("constant_dims", 0) for each in (conv, *others)), *found, 0)
+
+
 class _Model:
     """A copy of a model with the graph of its forward, whose convolutions have taken in what follows them."""
 
@@ -280,8 +294,10 @@ class _Model:
         graphs.spell(graph, self.modules)
         layers = _Layers(graph, root)
         called = self._convolutions()
-        rewriting = (BRANCHES, *EPILOGUE, POOL, UPSAMPLING)
+        rewriting = (BRANCHES, *SCALING, *EPILOGUE, NOTHING, POOL, UPSAMPLING)
+        decided = graphs.mark_constants(graph, root, self.modules)
         self.left = rewrites.apply(graph, rewriting, rewrites.Asked(packed=True), layers)
+        layers.erase(*reversed(decided))  # what is in weights now
         self.merged = called - self._convolutions()  # into others, which the report tells of
         self.apart = layers.apart
         for node in graph.find_nodes(op="call_module"):
@@ -303,7 +319,7 @@ class _Model:
                 calls[id(self.modules[str(node.target)])].append(node)
         found = [taken for entry in swapped.rows for taken in self._outcome(entry, calls)]
         for node in self.graph.nodes:
-            for key in ("spelled", "fastconv", "sums_in_place"):
+            for key in ("spelled", "fastconv", "sums_in_place", "constant_dims"):
                 node.meta.pop(key, None)
         return found
 
@@ -377,6 +393,7 @@ def _fused_layer(conv: Any, node: fx.Node) -> FusedConv2d:
         residual_after=call.residual_after, max_pool=call.max_pool,
     )  # fmt: skip
     layer._sums_in_place = node.meta.get("sums_in_place", False)
+    layer._constant_dims = node.meta.get("constant_dims", 0)
     layer._fastconv.frozen = True
     weight, bias = cast(tuple[Tensor, Tensor | None], (call.weight, call.bias))
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,14 +20,24 @@ from fastconv.nn import Conv2d, MaxPool2d, Upsample
 from fastconv.norm import InputNorm
 from fastconv.ops.geometry import pair
 from fastconv.ops.upsampling import scales_of
-from fastconv.rewrites.constants import attribute
+from fastconv.rewrites import constants
 from fastconv.rewrites.convolution import describe, layer_call
-from fastconv.rewrites.editor import Obstacle, Spelled
+from fastconv.rewrites.editor import Obstacle, Spelled, spelled
 from fastconv.rewrites.patterns import ACTIVATIONS
 
 aten = torch.ops.aten
 
-_SUMS = ("add", "add_", operator.add, operator.iadd, torch.add)
+# Operators of two values by the methods and functions that call them.
+ARITHMETIC: dict[Any, Any] = {
+    target: operation
+    for operation, names in {
+        aten.add.Tensor: ("add",), aten.sub.Tensor: ("sub", "subtract"), aten.mul.Tensor: ("mul", "multiply"),
+        aten.div.Tensor: ("div", "divide", "truediv", "true_divide"),
+    }.items()
+    for name in names
+    for target in (name, f"{name}_", *(getattr(m, n, None) for m in (operator, torch) for n in (name, f"i{name}")))
+    if target is not None
+}  # fmt: skip
 _IN_PLACE = (
     "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift",
     "irshift", "setitem",
@@ -39,6 +49,14 @@ _VIEWS = (
     "transpose", "swapaxes", "t", "squeeze", "unsqueeze", "expand", "expand_as", "narrow", "select", "diagonal",
     "unfold", "chunk", "split", "tensor_split", "unbind", "detach", "contiguous",
 )  # fmt: skip
+# Methods and functions that compute the same of the same values in every call.
+_PURE = (
+    *_VIEWS, "add", "sub", "subtract", "mul", "multiply", "div", "divide", "truediv", "true_divide", "neg",
+    "reciprocal", "pow", "square", "sqrt", "rsqrt", "exp", "abs", "sigmoid", "tanh", "size", "dim", "to", "float",
+    "double", "half", "bfloat16",
+)  # fmt: skip
+_PURE_TARGETS = {getattr, *_PURE, *(getattr(m, name, None) for m in (operator, torch) for name in _PURE)} - {None}
+_NORMS = (nn.BatchNorm2d, nn.SyncBatchNorm, InputNorm)  # that compute the same in evaluation mode
 _ACTIVATION_MODULES = {
     nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.LeakyReLU: "leaky_relu", nn.GELU: "gelu",
     nn.Hardswish: "hardswish", nn.Sigmoid: "sigmoid",
@@ -193,16 +211,30 @@ def _written(graph: fx.Graph, root: nn.Module, before: dict[str, tuple[Tensor, i
         if name not in before or before[name][0] is not tensor or before[name][1] != version:
             return name
     modules = dict(root.named_modules(remove_duplicate=False))
+    for over in _overwritten(graph, modules):
+        if over.op == "get_attr":
+            memory = constants.attribute(root, str(over.target)).untyped_storage().data_ptr()
+            names = (name for name, (t, _) in before.items() if t.untyped_storage().data_ptr() == memory)
+            return next(names, "a tensor that it makes from no argument")
+    return None
+
+
+def _overwritten(graph: fx.Graph, modules: dict[str, nn.Module]) -> Iterator[fx.Node]:
+    """What operations may write over, and what that may be a range of."""
     for node in graph.nodes:
         if may_write(node, modules.get(str(node.target)) if node.op == "call_module" else None):
             for over in (*node.args[:1], node.kwargs.get("out")):
-                while isinstance(over, fx.Node) and getattr(over.target, "__name__", over.target) in _VIEWS:
-                    over = over.args[0]
-                if isinstance(over, fx.Node) and over.op == "get_attr":
-                    memory = attribute(root, str(over.target)).untyped_storage().data_ptr()
-                    names = (name for name, (t, _) in before.items() if t.untyped_storage().data_ptr() == memory)
-                    return next(names, "a tensor that it makes from no argument")
-    return None
+                while isinstance(over, fx.Node):
+                    yield over
+                    is_view = over.op != "get_attr" and getattr(over.target, "__name__", over.target) in _VIEWS
+                    over = over.args[0] if is_view else None
+
+
+def mark_constants(graph: fx.Graph, root: nn.Module, modules: dict[str, nn.Module]) -> list[fx.Node]:
+    """Marks for `rewrites` what tensors of the model alone decide. Returns it."""
+    written = set(_overwritten(graph, modules))
+    constants.mark(graph, root, {}, lambda node: node.target in _PURE_TARGETS and node not in written)
+    return [node for node in graph.nodes if node.meta["constant"]]
 
 
 def drop_identities(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
@@ -225,7 +257,7 @@ def drop_identities(graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
         if not isinstance(value, fx.Node) or value.op != "call_module" or len(value.users) > 1:
             continue  # a sum is a copy, which others may need
         # What these compute is floating-point; of other values 0 may change the dtype.
-        if isinstance(modules[str(value.target)], (nn.Conv2d, Conv2d, nn.BatchNorm2d)):
+        if isinstance(modules[str(value.target)], (nn.Conv2d, Conv2d, *_NORMS)):
             _drop_zero(graph, node, value, other)
 
 
@@ -322,7 +354,7 @@ def _padding_obstacle(layer: Conv2d) -> Obstacle | None:
 
 def _norm_obstacle(norm: nn.modules.batchnorm._BatchNorm) -> Obstacle | None:
     """What makes it another operator than a norm with running statistics."""
-    if type(norm) not in (nn.BatchNorm2d, InputNorm):
+    if type(norm) not in _NORMS:
         return "norm_class", f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}"
     if norm.training:
         return "norm_training", "the norm is in training mode"
@@ -334,9 +366,8 @@ def _norm_obstacle(norm: nn.modules.batchnorm._BatchNorm) -> Obstacle | None:
 def _function_of(node: fx.Node) -> Spelled | None:
     if node.op not in ("call_function", "call_method"):
         return None
-    if node.target in _SUMS:
-        of_two = len(node.args) == 2 and all(isinstance(arg, fx.Node) for arg in node.args)
-        return Spelled(aten.add.Tensor) if of_two and node.kwargs in ({}, {"alpha": 1}) else None
+    if node.target in ARITHMETIC:
+        return _arithmetic(node)
     if node.target in CONCATENATIONS:
         return _concatenation(node)
     if not isinstance(next(iter(node.args), None), fx.Node):
@@ -351,6 +382,22 @@ def _function_of(node: fx.Node) -> Spelled | None:
         return None
     slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
     return _activation(name, slope, node.kwargs.get("approximate", "none"))
+
+
+def _arithmetic(node: fx.Node) -> Spelled | None:
+    places = node.args
+    inputs = [arg for arg in places if isinstance(arg, fx.Node)]
+    numbers = [arg for arg in places if isinstance(arg, (int, float))]
+    if len(places) != 2 or len(inputs) + len(numbers) != 2 or node.kwargs not in ({}, {"alpha": 1}):
+        return None
+    if numbers and not all(spelled(each).target for each in inputs):
+        return None  # of nothing that a rewrite knows: of sizes, perhaps
+
+    def arguments(*inputs: fx.Node) -> tuple[Any, ...]:
+        given = iter(inputs)
+        return tuple(next(given) if isinstance(arg, fx.Node) else arg for arg in places)
+
+    return Spelled(ARITHMETIC[node.target], arguments)
 
 
 def _concatenation(node: fx.Node) -> Spelled | None:
@@ -398,7 +445,7 @@ def _upsampling(asked: dict[str, Any], obstacle: Obstacle | None = None) -> Spel
 def may_write(node: fx.Node, module: nn.Module | None) -> bool:
     """Whether the operation may write over a value that it did not make."""
     if module is not None:
-        if type(module) in (nn.BatchNorm2d, InputNorm):
+        if type(module) in _NORMS:
             return is_altered(module)  # `split_norms` leaves modules in it that it does not call
         # What is made of several modules is looked into; torch.nn's own say so by an attribute.
         return any(bool(getattr(inner, "inplace", False)) or is_altered(inner) for inner in module.modules())

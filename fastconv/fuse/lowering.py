@@ -40,7 +40,8 @@ _log = logging.getLogger("torch._subclasses.fake_tensor")
 
 # The operators that the rewrites know and that have no one shape in and out.
 _SHAPED = (
-    aten.cat.default, aten.add.Tensor, aten.max_pool2d_with_indices.default, aten.upsample_nearest2d.vec,
+    aten.cat.default, aten.max_pool2d_with_indices.default, aten.upsample_nearest2d.vec,
+    *graphs.ARITHMETIC.values(),
 )  # fmt: skip
 # The planner is asked for so many inputs that differ in batch and image size alone, and for so many in all. Those after
 # them are served as the latest of their like was.

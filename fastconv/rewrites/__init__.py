@@ -158,7 +158,7 @@ def rewrite(
             node.meta["fastconv"] = taken
     if frozen is None:
         frozen = constants.of_compilation(graph)
-    constants.mark(graph, frozen if asked.packed else {})
+    constants.mark(graph, graph.owning_module, frozen if asked.packed else {})
     left = apply(graph, (branches.BRANCHES, *scaling.SCALING, *patterns.FUSING), asked, edit)
     concatenations = concatenation.concatenate(graph, asked, edit)
     widening.widen(graph, asked, edit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,14 +30,25 @@ def of_compilation(graph: fx.Graph) -> dict[fx.Node, Tensor]:
     return {nodes[i]: value for i, value in values if i not in written and isinstance(value, Tensor)}
 
 
-def mark(graph: fx.Graph, values: Mapping[fx.Node, Tensor]) -> None:
-    """Leaves in each node's ``meta["constant"]`` whether these values alone decide its own."""
+def is_function(node: fx.Node) -> bool:
+    """Whether the operator that a node calls computes the same of the same arguments, and does nothing else."""
+    return not node.is_impure() and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ())
+
+
+_CALLS = "call_function", "call_method"
+
+
+def mark(
+    graph: fx.Graph, root: Any, values: Mapping[fx.Node, Tensor], is_function: Callable[[fx.Node], bool] = is_function
+) -> None:
+    """Leaves in each node's ``meta["constant"]`` whether these values, and tensors that `root` has, alone decide its
+    own."""
     for node in graph.nodes:
         inputs = node.all_input_nodes
-        if node.op == "call_function":
+        if node.op in _CALLS:
             is_constant = bool(inputs) and is_function(node) and all(each.meta["constant"] for each in inputs)
         else:
-            value = attribute(graph.owning_module, str(node.target)) if node.op == "get_attr" else values.get(node)
+            value = attribute(root, str(node.target)) if node.op == "get_attr" else values.get(node)
             is_constant = isinstance(value, Tensor)
             node.meta["known"] = value if is_constant else None
         node.meta["constant"] = is_constant
@@ -47,11 +58,6 @@ def unmark(graph: fx.Graph) -> None:
     for node in graph.nodes:
         node.meta.pop("constant", None)
         node.meta.pop("known", None)
-
-
-def is_function(node: fx.Node) -> bool:
-    """Whether the operator that a node calls computes the same of the same arguments, and does nothing else."""
-    return not node.is_impure() and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ())
 
 
 def attribute(module: Any, name: str) -> Any:
@@ -78,11 +84,12 @@ def known(arguments: Sequence[Any]) -> list[Any] | None:
 def _is_known(value: Any, found: dict[fx.Node, Any]) -> bool:
     if not isinstance(value, fx.Node) or value in found:
         return True
-    if value.op != "call_function":
+    if value.op not in _CALLS:
         result = value.meta.get("known")
     elif value.meta.get("constant", True) and all(_is_known(each, found) for each in value.all_input_nodes):
         args, kwargs = fx.map_arg((value.args, value.kwargs), found.__getitem__)
-        result = value.target(*args, **kwargs)  # type: ignore[operator]
+        call = getattr(torch.Tensor, str(value.target)) if value.op == "call_method" else value.target
+        result = call(*args, **kwargs)  # type: ignore[operator]
     else:
         return False
     found[value] = result

@@ -478,9 +478,9 @@ NORM_ACTIVATION = Rewrite(
 
 
 def _find_nothing(node: fx.Node, asked: Asked) -> Match | None:
-    x, number = node.args
-    does_nothing = not isinstance(number, fx.Node) and number == (0 if node.target is aten.add.Tensor else 1)
-    alone = does_nothing and call_of(x) is not None and len(x.users) == 1  # type: ignore[union-attr]
+    target, (x, number), _ = read(node)
+    does_nothing = not isinstance(number, fx.Node) and number == (0 if target is aten.add.Tensor else 1)
+    alone = does_nothing and call_of(x) is not None and len(x.users) == 1
     return Match(node, found={"value": x}) if alone else None
 
 

@@ -1,6 +1,7 @@
 """Factors and summands of channels behind a convolution, folded into its filters and biases as a norm is.
 
     conv(x) * scale        conv(x) + shift        a number, or one for each channel, that no input of a call changes
+    conv(x) / scale        conv(x) - shift
 
 So are norms that a model writes out (FrozenBatchNorm2d of detectors), layer scales, and the factors of residual
 branches. Where weights are constants: in float64, together with a norm before them, and rounded once.
@@ -15,40 +16,61 @@ import torch
 from torch import Tensor, fx
 
 from fastconv.rewrites.constants import known
-from fastconv.rewrites.convolution import Asked
-from fastconv.rewrites.editor import Editor, Obstacle, value_of
+from fastconv.rewrites.convolution import Asked, Call
+from fastconv.rewrites.editor import Editor, Obstacle, read, value_of
 from fastconv.rewrites.folding import Filters, double, exact, range_obstacle, rounded
 from fastconv.rewrites.patterns import Match, Rewrite, grown, open_call
 
 aten = torch.ops.aten
 
 
-def _is_constant(node: Any, conv: fx.Node, result: Tensor) -> bool:
-    """Whether it is one number, or one for each channel of a convolution, and the result has the output's dtype."""
+# Numbers that change nothing, and a factor of zero, which filters would not make NaN of what is infinite.
+_NUMBERS_LEFT = {
+    aten.mul.Tensor: (0, 1), aten.div.Tensor: (0, 1), aten.add.Tensor: (0,), aten.sub.Tensor: (0,),
+}  # fmt: skip
+
+
+def _constant(node: Any, call: Call, y: Any, result: Any) -> Any:
+    """The node, if it is one number, or one for each channel of a convolution, and the result has the output's shape
+    and dtype; in a graph of modules its value."""
     if not isinstance(node, fx.Node) or not node.meta.get("constant"):
-        return False
-    y, c = value_of(conv), value_of(node)
-    if not isinstance(c, Tensor) or c.device != y.device or (result.shape, result.dtype) != (y.shape, y.dtype):
-        return False
-    return c.numel() == 1 or (c.dim() in (3, 4) and c.shape[-3] == c.numel() == y.shape[1])
+        return None
+    weight, c = value_of(call.weight), value_of(node)
+    if y is None:  # a graph without shapes: the layer looks at those that come
+        (node,) = (c,) = known([node]) or [None]
+        is_alike = isinstance(c, Tensor) and c.dim() <= 4 and _keeps_dtype(c, weight)
+    else:
+        is_alike = isinstance(c, Tensor) and (result.shape, result.dtype) == (y.shape, y.dtype)
+    if not is_alike or c.device != weight.device:
+        return None
+    return node if c.numel() == 1 or (c.dim() in (3, 4) and c.shape[-3] == c.numel() == weight.shape[0]) else None
+
+
+def _keeps_dtype(c: Tensor, weight: Tensor) -> bool:
+    """Whether the result has that of a convolution's weight, or under autocast what `FusedConv2d` makes of it."""
+    return c.dtype == weight.dtype or (c.dim() == 0 and torch.result_type(weight, c) == weight.dtype)
 
 
 def _find(node: fx.Node, asked: Asked) -> Match | None:
-    args = node.args
-    if not asked.packed or len(args) != 2 or node.kwargs:
+    target, args, kwargs = read(node)
+    if not asked.packed or len(args) != 2 or kwargs:
         return None
     for conv, other in (args, args[::-1]):
         call = open_call(conv)
-        if call is None or call.residual is not None or (node.target is aten.div.Tensor and conv is not args[0]):
+        if call is None or call.residual is not None:
             continue
-        is_factor = isinstance(other, (int, float)) and node.target is not aten.add.Tensor and other not in (0, 1)
-        if is_factor and node.target is aten.div.Tensor:
-            other = 1.0 / other  # type: ignore[operator]
-        if is_factor or (node.target is not aten.div.Tensor and _is_constant(other, conv, value_of(node))):  # type: ignore[arg-type]
-            filters = conv.meta.get("filters", ())  # type: ignore[union-attr]
+        if target in (aten.div.Tensor, aten.sub.Tensor) and conv is not args[0]:
+            continue
+        if isinstance(other, (int, float)):
+            # Of a value that is read again it is a step of an activation, which nobody expects in there.
+            constant = None if other in _NUMBERS_LEFT[target] or len(conv.users) > 1 else other
+        else:
+            constant = _constant(other, call, value_of(conv), value_of(node))
+        if constant is not None:
+            filters: tuple[Filters, ...] = conv.meta.get("filters") or ()
             # Of branches that are one convolution by now: what they were rounded to.
             fields = filters[0] if len(filters) == 1 else Filters(call.weight, call.bias)
-            return Match(node, conv, {"folded": (call.weight, other, *fields)})  # type: ignore[arg-type]
+            return Match(node, conv, {"folded": (call.weight, constant, *fields)})
     return None
 
 
@@ -83,9 +105,12 @@ def _unknown_obstacle(factor: Any, dtype: torch.dtype) -> Obstacle | None:
     )
 
 
-def _rewrite(part: str, change: Callable[..., Filters], *targets: Any) -> Rewrite:
+def _rewrite(part: str, target: Any, change: Callable[..., Filters], inverse: Any = None) -> Rewrite:
+    """inverse: the operator that makes of a constant the one that `change` takes."""
+
     def changed(emit: Callable[..., Any], weight: Any, constant: Any, *fields: Any) -> Filters:
-        return change(emit, _by_channel(emit, constant, value_of(weight)), Filters(*fields))
+        c = _by_channel(emit, constant, value_of(weight))
+        return change(emit, c if inverse is None else emit(inverse, c), Filters(*fields))
 
     def in_double(emit: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
         return exact(emit, changed(emit, *arguments))
@@ -108,10 +133,12 @@ def _rewrite(part: str, change: Callable[..., Filters], *targets: Any) -> Rewrit
         node.meta["filters"] = (filters,)
         return node
 
-    return Rewrite(part, targets, _find, obstacle, replacement)
+    return Rewrite(part, (target,), _find, obstacle, replacement)
 
 
 SCALING = (
-    _rewrite("scale", _scaled, aten.mul.Tensor, aten.div.Tensor),
-    _rewrite("shift", _shifted, aten.add.Tensor),
+    _rewrite("scale", aten.mul.Tensor, _scaled),
+    _rewrite("scale", aten.div.Tensor, _scaled, aten.reciprocal.default),
+    _rewrite("shift", aten.add.Tensor, _shifted),
+    _rewrite("shift", aten.sub.Tensor, _shifted, aten.neg.default),
 )
