@@ -23,8 +23,8 @@ from fastconv import environment, testing
 
 SUITE = "soak_weights"
 ROW_KEY = ("mode", "write", "class")
-ROUND = 500  # steps with the same models
-MODELS, COMPILED_MODELS = 6, 2  # of a mode and class in a round
+ROUND = 1000  # steps with the same models
+MODELS, COMPILED_MODELS = 6, 1  # of a mode and class in a round
 SHOWN = 20  # failures that the file describes
 
 _EMPTY = {"count": 0, "failures": 0, "old": 0, "error_over_bound": 0.0}  # of a row
