@@ -418,6 +418,41 @@ def megakernel_soak(
         raise fail(f"{wrong} launches gave other bits" if wrong else "nothing was launched")
 
 
+@app.command("weights-soak")
+def weights_soak(
+    modes: Annotated[str, typer.Option(help="How models are called, with commas between.")] = "all",
+    classes: Annotated[str, typer.Option(help="Accuracy classes; default all, on the CPU fp32,fp16,bf16.")] = "",
+    steps: Annotated[int, typer.Option(min=1, help="Writes, in all modes together.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Of models, writes and values.")] = 0,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="No step begins after.")] = 600.0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on behind the rounds that the file has.")] = False,
+    device: DeviceOption = "auto",
+    json_path: JsonOption = None,
+) -> None:
+    """Write weights in every way, and call them in every mode: no result is of a weight that is gone, where the
+    documents say that it is not."""
+    from benchmarks.soaks import weights as soaks
+    from fastconv.models.compare import CLASS_DTYPE
+
+    where = device_named(device)
+    document = soaks.run(
+        split(modes, "modes", list(soaks.MODES)),
+        split(classes, "classes", list(CLASS_DTYPE)) if classes else soaks.classes_of(where),
+        steps=steps,
+        seed=seed,
+        budget_s=budget,
+        resume=resume,
+        device=where,
+        out=json_path,
+        report=say,
+    )
+    for line in document["failed"]:
+        say(line)
+    wrong = sum(row["failures"] for row in document["rows"])
+    if wrong or not document["rows"]:
+        raise fail(f"{wrong} calls were wrong" if wrong else "nothing was called")
+
+
 for name, function in (
     ("all", everything.command), ("merge", merge.command), ("paper", paper), ("fit", fit), ("regret", regret),
     ("megakernel", megakernel), ("builds", builds), ("stages", stages), ("floors", floors),

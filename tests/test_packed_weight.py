@@ -1,6 +1,7 @@
 """The packed weights of fastconv.Conv2d are used where they may be, and never stale."""
 
 import copy
+import gc
 import io
 import pickle
 import threading
@@ -12,6 +13,7 @@ import torch
 from choices import SIZES, activate, choice
 from layers import DEVICES, check, packed_algorithms, reference, relative_error
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fastconv
 import fastconv.nn
@@ -405,3 +407,41 @@ class TestGraphs:
             layer.cuda()
             torch.cuda.synchronize()
             assert max(relative_error(y, expected) for y in outputs) < 1e-5
+
+
+class Collecting(nn.Module):
+    """Python collects in the middle of it, as it may anywhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gc.collect()
+        return x * 2
+
+
+TRACERS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "export": lambda module, x: torch.export.export(module, (x,), strict=False).module(),
+    **{
+        mode: lambda module, x, mode=mode: make_fx(module, tracing_mode=mode)(x)
+        for mode in ("real", "fake", "symbolic")
+    },
+    "pre_dispatch": lambda module, x: make_fx(module, pre_dispatch=True)(x),
+}
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_a_layer_that_is_collected_while_something_is_traced_is_no_part_of_it(tracer: str) -> None:
+    layer = fastconv.Conv2d(8, 8, 3, algorithm="implicit_gemm").requires_grad_(False)
+    layer(torch.randn(1, 8, 9, 9))
+    number = layer._fastconv.latest[1]
+    assert len(ops.layer_packed(number)) == 2
+    gc.collect()
+    gc.disable()
+    try:
+        layer.cycle = [layer]
+        del layer
+        traced = TRACERS[tracer](Collecting(), torch.randn(3))
+    finally:
+        gc.enable()
+    assert not [node for node in traced.graph.nodes if "layer_free" in str(node.target)]
+    assert torch.equal(traced(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="expected what layer_new returned"):
+        ops.layer_packed(number)

@@ -279,6 +279,26 @@ def test_fused_parameters_that_are_others(change):
         assert len(result.a._dropped) == (change == "no bias")
 
 
+UNCOUNTED = {
+    "data": lambda bias: bias.data.mul_(3),
+    "NumPy": lambda bias: bias.numpy().__imul__(3),
+}
+
+
+@pytest.mark.parametrize("write", UNCOUNTED)
+def test_fused_biases_that_are_written_uncounted_need_refresh(write):
+    m, x = Chain(), picture()
+    result = fused(m, x, wide=ALL)
+    exact = copy.deepcopy(m).double()
+    with torch.no_grad():
+        before = result(x)
+        for layer in (result.a, exact.a):
+            UNCOUNTED[write](layer.bias.detach())
+        assert torch.equal(result(x), before)
+        fastconv.refresh(result)
+        assert relative_error(result(x).double(), exact(x.double())) < 1e-5
+
+
 def test_fused_parameters_of_inference_mode():
     """PyTorch does not count what is written into these."""
     with torch.inference_mode():

@@ -36,6 +36,8 @@ REGRET_ROW: dict[str, Any] = {"layer": str, "stride": _PAIR, "padding": _PAIR, "
 REGRET_ROW |= dict.fromkeys("nchwkrs", int) | {"class": str, "layout": str, "pass": str, "split": str}
 REGRET_ROW |= {"us": _MAYBE, "algorithm": str, "best": (str, type(None)), "best_us": _MAYBE, "torch_us": _MAYBE}
 REGRET_ROW |= {"algorithms": dict, "floor_us": _MAYBE}
+WEIGHTS_ROW: dict[str, Any] = {"mode": str, "write": str, "class": str, "count": int, "failures": int, "old": int}
+WEIGHTS_ROW |= {"error_over_bound": (int, float)}
 TRAINING_CLASSES = ("fp32", "tf32", "amp_fp16", "amp_bf16")
 
 
@@ -48,6 +50,8 @@ def _contract(suite: str, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
             return HOST_ROW, CLASSES
         case "regret":
             return REGRET_ROW, CLASSES
+        case "soak_weights":
+            return WEIGHTS_ROW, CLASSES
     return (NETWORK_ROW if "network" in row else LAYER_ROW), CLASSES
 
 

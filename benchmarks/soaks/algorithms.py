@@ -19,16 +19,17 @@ from fastconv.models.layers import Layer
 PER_GRAPH = 25  # launches of each of two streams in a graph
 
 
-def random_layers(seed: int) -> Iterator[tuple[Layer, int]]:
-    """Endless small layers with their batch: any size, channels in eights half of the time, kernels 3x3 mostly."""
+def random_layers(seed: int, channels: int = 160, size: int = 40, batch: int = 9) -> Iterator[tuple[Layer, int]]:
+    """Endless small layers with their batch: any size up to these, channels in eights half of the time, kernels 3x3
+    mostly."""
     draw = random.Random(seed)
     while True:
         step = draw.choice((1, 8))
-        c, k = (step * draw.randint(1, 160 // step) for _ in range(2))
+        c, k = (step * draw.randint(1, channels // step) for _ in range(2))
         r = draw.choice((3, 3, 3, 1, 5))
         stride = 1 if r == 3 else draw.choice((1, 2))
-        h, w = draw.randint(r, 40), draw.randint(r, 40)
-        yield Layer(f"random_{r}x{r}", c, h, w, k, r, r, stride, r // 2), draw.randint(1, 9)
+        h, w = draw.randint(r, size), draw.randint(r, size)
+        yield Layer(f"random_{r}x{r}", c, h, w, k, r, r, stride, r // 2), draw.randint(1, batch)
 
 
 def _repeated(call: Callable[[], torch.Tensor], expected: torch.Tensor, wrong: torch.Tensor) -> Callable[[], None]:

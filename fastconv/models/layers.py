@@ -153,7 +153,7 @@ SETS: dict[str, list[Layer]] = {
         Layer("causal7", 64, 1, 16006, 64, 1, 7, 1, 0),
     ],
     # nn.ConvTranspose2d: U-Net's, 2x2, and DCGAN's, 4x4, each as the convolution whose input gradient it is: c, h and w
-    # are of its output.
+    # are of its output. A layer flips and packs its filter in every call, as that pass does, frozen or not.
     "transposed": [
         Layer("unet_up1", 512, 64, 64, 1024, 2, 2, 2, 0),
         Layer("unet_up2", 256, 128, 128, 512, 2, 2, 2, 0),

@@ -153,7 +153,6 @@ layer_status = torch.ops.fastconv.layer_status.default
 # (input, weight, bias, layer, mode, whether the input's gradient is wanted) -> whether a call that trains the weight is
 # PyTorch's altogether.
 layer_left_to_torch: Callable[..., bool] = torch.ops.fastconv.layer_left_to_torch.default
-layer_free = torch.ops.fastconv.layer_free.default
 layer_forget = torch.ops.fastconv.layer_forget.default  # drops packed weights; whether a captured graph reads any
 layer_adopt = torch.ops.fastconv.layer_adopt.default
 layer_refresh = torch.ops.fastconv.layer_refresh.default  # packs the weight again, in the same memory
@@ -161,6 +160,14 @@ layer_see_stream = torch.ops.fastconv.layer_see_stream.default
 # Of a convolution's arguments (input, weight, bias, a layer's number); does nothing, for the benchmarks of the host.
 empty_operator = torch.ops.fastconv.empty_operator.default
 _layer_forward = torch.ops.fastconv.layer_forward.default
+_layer_free = torch.ops.fastconv.layer_free.default
+_of_the_kernel = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+def layer_free(layer: int) -> None:
+    """Drops what is kept of a layer that is gone. Python collects objects whenever it likes, and so while something is
+    traced: a call past all modes, which would make a node of it."""
+    _layer_free.redispatch(_of_the_kernel, layer)
 
 
 def layer_new(
