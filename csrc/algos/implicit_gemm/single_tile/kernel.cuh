@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "algos/implicit_gemm/persistent/finish.cuh"
 #include "algos/implicit_gemm/single_tile/load.cuh"
 #include "device/activation.cuh"
 #include "device/fast_gates.cuh"
@@ -223,21 +224,7 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
   return true;
 }
 
-enum class Finish {
-  plain,    // bias
-  clamped,  // bias, ReLU or ReLU6
-  general,  // the rest of NHWC
-  nchw,
-  gelu,  // bias, and one of these
-  gelu_tanh,
-  hardswish,
-  sigmoid,
-};
-
-template <typename T>
-struct alignas(16) Chunk {
-  T e[16 / sizeof(T)];
-};
+using persistent::Finish;
 
 // A lane has 16 bytes of neighbouring filters of two pixels, from each 4 chunks (column_of in persistent/tile.cuh).
 template <typename S, Finish finish>
@@ -245,6 +232,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
                                       const float (&sums)[S::sums]) {
   using T = typename S::T;
   constexpr int chunk = S::chunk;
+  using Chunk = persistent::Vector<T, chunk>;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned pixel = place.start + (warp & (pixel_warps<S>(params) - 1)) * 16 + lane / 4;
   const int of_lane = lane % 4 * chunk, first_k = static_cast<int>(blockIdx.x >> params.split_k_log2) * S::filter_tile;
@@ -270,7 +258,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
   const ActivationFunction& activate = epilogue.activate;
 #pragma unroll
   for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
-    const auto of_filters = *reinterpret_cast<const Chunk<T>*>(control.bias + (column + of_lane) * sizeof(T));
+    const auto of_filters = *reinterpret_cast<const Chunk*>(control.bias + (column + of_lane) * sizeof(T));
     float bias[chunk];
 #pragma unroll
     for (int e = 0; e < chunk; ++e) bias[e] = to_float(of_filters.e[e]);
@@ -310,7 +298,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
       }
       if constexpr (finish == Finish::general) {
         const auto add_residual = [&] {
-          const auto residual = *reinterpret_cast<const Chunk<T>*>(epilogue.residual + at);
+          const auto residual = *reinterpret_cast<const Chunk*>(epilogue.residual + at);
 #pragma unroll
           for (int e = 0; e < chunk; ++e) value[e] += to_float(residual.e[e]);
         };
@@ -326,10 +314,10 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
           }
         });
       }
-      Chunk<T> result;
+      Chunk result;
 #pragma unroll
       for (int e = 0; e < chunk; ++e) result.e[e] = from_float<T>(value[e]);
-      if (exists) *reinterpret_cast<Chunk<T>*>(params.y + at) = result;
+      if (exists) *reinterpret_cast<Chunk*>(params.y + at) = result;
     }
   }
 }
