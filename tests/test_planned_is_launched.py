@@ -78,7 +78,7 @@ GRADIENT_KERNELS = [
         "implicit_gemm",
         r"^wgmma.*converted on chip",
         r"implicit_gemm::wgrad::pointwise::multiply_pointwise<",
-        r"implicit_gemm::wgrad::pointwise::sum_parts|guess_image_scales",
+        r"implicit_gemm::wgrad::pointwise::reduce_split_k|guess_image_scales",
     ),
     (
         "implicit_gemm",
@@ -421,7 +421,7 @@ CONVERTED = "wgmma, 3 x float16, chunk 1x8x8 pixels, 128 filters, 2 x 64 channel
     [
         (CONVERTED, [PIXELS, f"{WGRAD}::reduce_split_k<float>()", "at::native::copy()"], None),
         (CONVERTED, [f"{WGRAD}::reduce_split_k<float>()"], "no kernel"),
-        (CONVERTED, [PIXELS, f"{WGRAD}::pointwise::sum_parts()"], "runs"),
+        (CONVERTED, [PIXELS, f"{WGRAD}::pointwise::reduce_split_k()"], "runs"),
         (CONVERTED, [PIXELS, "void fastconv::transpose_fours<float>()"], "1 transpositions, planned 0"),
         (CONVERTED.replace("2 x 64", "3 x 64"), [PIXELS], "tile of 2 blocks"),
         ("wgmma, 3 x float16, converted on chip, chunk 32 pixels", [PIXELS], "no kernel"),

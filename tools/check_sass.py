@@ -62,8 +62,7 @@ ALLOWED: dict[str, str] = {
     r"\(fastconv::algos::winograd_staged::Mode\)1>)": (
         "sm_80 alone: conversions and packing beside the products, not the products"
     ),
-    r"direct_tiled::depthwise::pairs::\(anonymous namespace\)::convolve<"
-    r"(float, 3, 2|(float|__half|__nv_bfloat16), [57], )": (
+    r"direct_tiled::depthwise::pairs::convolve<(float, 3, 2|(float|__half|__nv_bfloat16), [57], )": (
         "one to six words of a strip (addresses, which columns are inside) parked, loaded once for a row of outputs, "
         "in front of its products or behind them"
     ),

@@ -33,21 +33,23 @@ struct RingCounter {
   __device__ __forceinline__ unsigned parity() const { return count / slots & 1; }
 };
 
+// The barriers of a ring's slots, by one thread, which calls barrier_init_fence() then.
+template <int slots>
+__device__ __forceinline__ void initialise(Barrier (&full)[slots], Barrier (&free)[slots], unsigned readers,
+                                           unsigned writers = 1) {
+#pragma unroll
+  for (int i = 0; i < slots; ++i) {
+    barrier_init(full[i], writers);
+    barrier_init(free[i], readers);
+  }
+}
+
 // A ring of up to max_slots stages, as one of its two sides sees it: the thread that fills slots by copies, or a warp
 // that reads them.
 template <int max_slots>
 struct Pipeline {
   struct Barriers {  // in shared memory
     Barrier full[max_slots], free[max_slots];
-
-    // By one thread. readers: warps that release() each slot.
-    __device__ __forceinline__ void initialise(int slots, unsigned readers) {
-      for (int i = 0; i < slots; ++i) {
-        barrier_init(full[i], 1);
-        barrier_init(free[i], readers);
-      }
-      barrier_init_fence();
-    }
   };
 
   Barriers& barriers;

@@ -44,7 +44,7 @@ __device__ __forceinline__ void store_vec(T* target, const float (&values)[count
   }
 }
 
-// How an output is finished.
+// How an output is finished, here and in the single-tile kernel.
 enum class Finish {
   partial,   // not at all: it goes to the partial sums
   plain,     // bias
@@ -53,16 +53,17 @@ enum class Finish {
   silu,      // bias, SiLU: of half types and TF32
   residual,  // bias, the residual, and ReLU, ReLU6 or nothing
   general,   // the rest: by finish_in_place()
-  gelu,      // bias, and one of these: S::gated has no others, but partial
+  gelu,      // bias, and one of these: S::gated has no others, but partial and nchw
   gelu_tanh,
   hardswish,
   sigmoid,
+  nchw,  // any, element by element: of the single-tile kernel
 };
 template <Finish finish>
 constexpr std::integral_constant<Finish, finish> is{};
 template <typename S>
 constexpr bool has_residual_finish = S::split && !S::transforms && !S::affine;
-constexpr bool is_gate(Finish finish) { return finish >= Finish::gelu; }
+constexpr bool is_gate(Finish finish) { return finish >= Finish::gelu && finish <= Finish::sigmoid; }
 template <typename S, Finish finish>
 constexpr bool has_finish = S::gated                     ? is_gate(finish) || finish == Finish::partial
                             : finish == Finish::residual ? has_residual_finish<S>

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "algos/implicit_gemm/persistent/finish.cuh"
 #include "algos/implicit_gemm/single_tile/load.cuh"
 #include "device/activation.cuh"
 #include "device/fast_gates.cuh"
@@ -25,18 +26,6 @@ __device__ __forceinline__ float4 load_sums(std::uint32_t address) {
 // All threads arrive; what it orders is the initialisation of barriers, which has a fence of its own.
 __device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;"); }
 
-// The barriers of one ring, by one lane.
-template <int slots>
-__device__ __forceinline__ void initialise(std::uint64_t (&full)[slots], std::uint64_t (&free)[slots],
-                                           unsigned readers) {
-#pragma unroll
-  for (int i = 0; i < slots; ++i) {
-    hopper::barrier_init(shared_address(&full[i]), 1);
-    hopper::barrier_init(shared_address(&free[i]), readers);
-  }
-  hopper::barrier_init_fence();
-}
-
 // One lane.
 template <typename S>
 __device__ __forceinline__ void load_filters(const Params<typename S::T>& params, Control& control,
@@ -45,7 +34,7 @@ __device__ __forceinline__ void load_filters(const Params<typename S::T>& params
   const unsigned char* source = params.weight + packed * params.packed_tile_bytes +
                                 (filters - packed * params.by_n_splits.divisor()) * S::filter_bytes +
                                 static_cast<std::int64_t>(first_step) * params.packed_bytes;
-  const std::uint32_t full = shared_address(control.filters_full);
+  const std::uint32_t full = shared_address(control.filters.full);
   if (params.bias != nullptr) {
     const unsigned bytes =
         min(S::filter_tile, params.k - static_cast<int>(filters) * S::filter_tile) * sizeof(typename S::T);
@@ -63,7 +52,7 @@ __device__ __forceinline__ void load_filters(const Params<typename S::T>& params
 #pragma unroll 1
     for (; left > 0; --left, next += params.packed_bytes) {
       const std::uint32_t barrier = full + 8 * slot;
-      wait<role_load>(barrier + sizeof(control.filters_full), parity, params.report);
+      wait<role_load>(barrier + sizeof(control.filters.full), parity, params.report);
       hopper::arrive_expecting(barrier, S::filter_bytes);
       hopper::copy_bulk(target + slot * S::filter_bytes, next, S::filter_bytes, barrier);
       if (++slot == params.filter_slots) slot = 0, parity ^= 1;
@@ -85,7 +74,7 @@ __device__ __forceinline__ void load_input(const Params<typename S::T>& params, 
   const int w = place.q * params.stride_w - params.pad_w, h = place.p * params.stride_h - params.pad_h;
   const unsigned stage = params.by_stage_taps.quotient(first_step);
   steps += first_step - static_cast<int>(stage) * params.stage_taps;
-  const std::uint32_t full = shared_address(control.input_full);
+  const std::uint32_t full = shared_address(control.input.full);
   int slot = 0;
   unsigned parity = 1;
   const auto load = [&](int left, unsigned stage) {
@@ -97,7 +86,7 @@ __device__ __forceinline__ void load_input(const Params<typename S::T>& params, 
         s = params.by_s.divmod(r);
       }
       const std::uint32_t barrier = full + 8 * slot;
-      wait<role_load>(barrier + sizeof(control.input_full), parity, params.report);
+      wait<role_load>(barrier + sizeof(control.input.full), parity, params.report);
       hopper::arrive_expecting(barrier, params.box_bytes);
       hopper::tma_load(input + slot * params.stage_bytes, map, static_cast<int>(block) * params.step_channels,
                        w + static_cast<int>(s) * params.dilation_w, h + static_cast<int>(r) * params.dilation_h,
@@ -130,8 +119,8 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
   const std::uint64_t a_high = swizzled | static_cast<std::uint64_t>(params.group_stride) << 32;
   constexpr std::uint64_t b_high = swizzled | std::uint64_t{64} << 32;
   std::uint32_t a_stage = (input >> 4) + (start + (group - turn) * params.second_pixels) * 8;
-  const std::uint32_t inputs_full = shared_address(control.input_full),
-                      filters_full = shared_address(control.filters_full);
+  const std::uint32_t inputs_full = shared_address(control.input.full),
+                      filters_full = shared_address(control.filters.full);
   int tap = first_step - static_cast<int>(params.by_stage_taps.quotient(first_step)) * params.stage_taps;
   unsigned r = tap;
   int s = static_cast<int>(params.by_s.divmod(r));
@@ -149,7 +138,7 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
     offset += params.column_step + (row_ends ? params.row_step - params.s * params.column_step : 0);
     // One tap a stage: those of other warpgroups are not ours to give back.
     const bool gives_back = stage_ends && (mine || params.stage_taps > 1);
-    free_input = gives_back ? inputs_full + sizeof(control.input_full) + 8 * slot : free_input;
+    free_input = gives_back ? inputs_full + sizeof(control.input.full) + 8 * slot : free_input;
     s = row_ends || stage_ends ? 0 : s, tap = stage_ends ? 0 : tap, offset = stage_ends ? 0 : offset;
     fresh = fresh || stage_ends;
     slot += stage_ends;
@@ -172,7 +161,7 @@ __device__ __forceinline__ void multiply_steps(const Params<typename S::T>& para
     hopper::multiply_shared<typename S::T, true>(sums, a_high | a, b_high | b);
     hopper::multiply_shared<typename S::T, true>(sums, a_high | (a + 2), b_high | (b + 2));
     // While these are under way: products block the warp that issues them until they begin.
-    free_filters = filters_full + sizeof(control.filters_full) + 8 * filter_slot, free_input = 0;
+    free_filters = filters_full + sizeof(control.filters.full) + 8 * filter_slot, free_input = 0;
     fresh = false;
     until_mine = warpgroup_splits;
     advance(true);
@@ -235,21 +224,7 @@ __device__ __forceinline__ bool join(const Params<typename S::T>& params, Contro
   return true;
 }
 
-enum class Finish {
-  plain,    // bias
-  clamped,  // bias, ReLU or ReLU6
-  general,  // the rest of NHWC
-  nchw,
-  gelu,  // bias, and one of these
-  gelu_tanh,
-  hardswish,
-  sigmoid,
-};
-
-template <typename T>
-struct alignas(16) Chunk {
-  T e[16 / sizeof(T)];
-};
+using persistent::Finish;
 
 // A lane has 16 bytes of neighbouring filters of two pixels, from each 4 chunks (column_of in persistent/tile.cuh).
 template <typename S, Finish finish>
@@ -257,6 +232,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
                                       const float (&sums)[S::sums]) {
   using T = typename S::T;
   constexpr int chunk = S::chunk;
+  using Chunk = persistent::Vector<T, chunk>;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned pixel = place.start + (warp & (pixel_warps<S>(params) - 1)) * 16 + lane / 4;
   const int of_lane = lane % 4 * chunk, first_k = static_cast<int>(blockIdx.x >> params.split_k_log2) * S::filter_tile;
@@ -282,7 +258,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
   const ActivationFunction& activate = epilogue.activate;
 #pragma unroll
   for (int column = 0; column < S::filter_tile; column += 4 * chunk) {
-    const auto of_filters = *reinterpret_cast<const Chunk<T>*>(control.bias + (column + of_lane) * sizeof(T));
+    const auto of_filters = *reinterpret_cast<const Chunk*>(control.bias + (column + of_lane) * sizeof(T));
     float bias[chunk];
 #pragma unroll
     for (int e = 0; e < chunk; ++e) bias[e] = to_float(of_filters.e[e]);
@@ -322,7 +298,7 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
       }
       if constexpr (finish == Finish::general) {
         const auto add_residual = [&] {
-          const auto residual = *reinterpret_cast<const Chunk<T>*>(epilogue.residual + at);
+          const auto residual = *reinterpret_cast<const Chunk*>(epilogue.residual + at);
 #pragma unroll
           for (int e = 0; e < chunk; ++e) value[e] += to_float(residual.e[e]);
         };
@@ -338,10 +314,10 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
           }
         });
       }
-      Chunk<T> result;
+      Chunk result;
 #pragma unroll
       for (int e = 0; e < chunk; ++e) result.e[e] = from_float<T>(value[e]);
-      if (exists) *reinterpret_cast<Chunk<T>*>(params.y + at) = result;
+      if (exists) *reinterpret_cast<Chunk*>(params.y + at) = result;
     }
   }
 }
@@ -374,12 +350,14 @@ __global__ void __launch_bounds__(S::threads, S::blocks)
           hopper::barrier_init(shared_address(&control.passed), S::multiplying);
           control.retry_pass = 0;
         }
-        initialise(control.input_full, control.input_free,
-                   params.stage_taps == 1 ? pixel_warps<S>(params) : S::multiplying);
+        hopper::initialise(control.input.full, control.input.free,
+                           params.stage_taps == 1 ? pixel_warps<S>(params) : S::multiplying);
+        hopper::barrier_init_fence();
       }
     } else {
       if (lane == 0) {
-        initialise(control.filters_full, control.filters_free, pixel_warps<S>(params));
+        hopper::initialise(control.filters.full, control.filters.free, pixel_warps<S>(params));
+        hopper::barrier_init_fence();
       }
     }
     __syncwarp();

@@ -154,8 +154,8 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
   const std::uint64_t a_high = swizzled | static_cast<std::uint64_t>(params.group_stride) << 32;
   constexpr std::uint64_t b_high = swizzled | std::uint64_t{64} << 32;
   const int first_row = start + (group - turn) * params.second_pixels;
-  const std::uint32_t inputs_full = shared_address(control.input_full),
-                      filters_full = shared_address(control.filters_full);
+  const std::uint32_t inputs_full = shared_address(control.input.full),
+                      filters_full = shared_address(control.filters.full);
   const int first_tap = first_step - static_cast<int>(params.by_stage_taps.quotient(first_step)) * params.stage_taps;
   int until_mine = turn, tap = first_tap;
   unsigned r = tap;
@@ -187,7 +187,7 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
     const auto issue = [&](int i) {
       const std::uint32_t barrier = filters_full + 8 * rings.filter_slot;
       wait<role_multiply>(barrier, rings.filter_parity, params.report);
-      free_filters[i] = barrier + sizeof(control.filters_full);
+      free_filters[i] = barrier + sizeof(control.filters.full);
       const std::uint32_t a = a_stage + offset, b = (filters + rings.filter_slot * S::filter_bytes) >> 4;
       hopper::fence_products();
       hopper::multiply_shared<half_t, false>(sums[i], a_high | (a + 4), b_high | b);  // lo hi
@@ -229,7 +229,7 @@ __device__ __forceinline__ bool multiply_windows(const Params<typename S::T>& pa
       }
     }
     tap = 0, s = 0, offset = 0;
-    if (elected) hopper::arrive(inputs_full + sizeof(control.input_full) + 8 * rings.slot);
+    if (elected) hopper::arrive(inputs_full + sizeof(control.input.full) + 8 * rings.slot);
     if (++rings.slot == params.input_slots) rings.slot = 0, rings.parity ^= 1;
   }
   // The largest |x| of the windows of the lane's two pixels.
@@ -270,8 +270,8 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
   const std::uint32_t second = params.group_stride * 16;  // from the lane's first pixel to its second
   const std::uint32_t row =
       (start + (group - turn) * params.second_pixels + lane / 4) * row_bytes + warp % 4 * 2 * second;
-  const std::uint32_t inputs_full = shared_address(control.input_full),
-                      filters_full = shared_address(control.filters_full);
+  const std::uint32_t inputs_full = shared_address(control.input.full),
+                      filters_full = shared_address(control.filters.full);
   constexpr std::uint64_t b_high = std::uint64_t{1} << 62 | std::uint64_t{64} << 32 | std::uint64_t{1} << 16;
   float scale[2] = {}, largest[2] = {};
   bool exact = false;
@@ -295,7 +295,7 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
         tap = 0, s = 0, offset = 0, fresh = true;
         if (mine || params.stage_taps > 1) {
           __syncwarp();
-          if (lane == 0) hopper::arrive(inputs_full + sizeof(control.input_full) + 8 * rings.slot);
+          if (lane == 0) hopper::arrive(inputs_full + sizeof(control.input.full) + 8 * rings.slot);
         }
         if (++rings.slot == params.input_slots) rings.slot = 0, rings.parity ^= 1;
       }
@@ -363,13 +363,13 @@ __device__ __forceinline__ void multiply_pixels(const Params<typename S::T>& par
         for (int i = 0; i < 4; ++i) asm volatile("" ::"r"(high[j][i]), "r"(low[j][i]));  // read until here
       }
       hopper::fence_operand(sums);
-      if (lane == 0) hopper::arrive(filters_barrier + sizeof(control.filters_full));
+      if (lane == 0) hopper::arrive(filters_barrier + sizeof(control.filters.full));
 #pragma unroll
       for (int i = 0; i < S::sums; ++i) totals[i] += sums[i];
     }
     if (tap > 0) {  // the split ends within a stage
       __syncwarp();
-      if (lane == 0) hopper::arrive(inputs_full + sizeof(control.input_full) + 8 * rings.slot);
+      if (lane == 0) hopper::arrive(inputs_full + sizeof(control.input.full) + 8 * rings.slot);
       if (++rings.slot == params.input_slots) rings.slot = 0, rings.parity ^= 1;
     }
     if (exact) break;

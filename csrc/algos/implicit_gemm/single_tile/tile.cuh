@@ -75,10 +75,10 @@ struct Shape {
 };
 
 struct Control {
-  std::uint64_t input_full[max_input_slots], input_free[max_input_slots];
-  std::uint64_t filters_full[max_filter_slots], filters_free[max_filter_slots];
-  std::uint64_t sums_full;
-  std::uint64_t passed;  // split: all steps are done
+  hopper::Pipeline<max_input_slots>::Barriers input;
+  hopper::Pipeline<max_filter_slots>::Barriers filters;
+  hopper::Barrier sums_full;
+  hopper::Barrier passed;  // split: all steps are done
   unsigned char bias[512];
   int touched[4 * multiply_warpgroups];  // never read
   int retry_pass;                        // split: how often the steps are to be done again

@@ -40,9 +40,7 @@ struct Shape {
   static constexpr int multiply_registers = 232, load_registers = 40;
 };
 
-struct Barriers {
-  hopper::Barrier full[max_slots], free[max_slots];
-};
+using Barriers = hopper::Pipeline<max_slots>::Barriers;
 
 // What a block computes: 64 or 128 filters from k0 on, its column blocks, its chunks.
 template <typename S>

@@ -166,7 +166,10 @@ __global__ void __launch_bounds__(S::threads, 1) multiply_tiles(const __grid_con
   extern __shared__ unsigned char memory[];
   const std::uint32_t start = shared_address(memory), ring = (start + sizeof(Barriers) + 1023) / 1024 * 1024;
   Barriers& barriers = *reinterpret_cast<Barriers*>(memory);
-  if (threadIdx.x == 0) barriers.initialise(slots, 4 * S::blocks_m);
+  if (threadIdx.x == 0) {
+    hopper::initialise(barriers.full, barriers.free, 4 * S::blocks_m);
+    hopper::barrier_init_fence();
+  }
   __syncthreads();
   wait_for_predecessor();
   const int warpgroup = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128, 0);  // known to be uniform

@@ -104,7 +104,6 @@ __device__ __forceinline__ void convert_operand(std::uint32_t source, std::uint3
 template <typename S>
 __device__ __forceinline__ void convert(const Params& params, const Memory<S>& memory, const WorkTile<S>& work_tile) {
   const ConvertLane lane;
-  const bool leads = threadIdx.x % 32 == 0;
   // The blocks of one row of tiles see all columns, those of one column all rows.
   ImageScale* rows = params.retry || work_tile.column0 != 0 ? nullptr : params.scales_of_rows();
   ImageScale* columns = params.retry || work_tile.row0 != 0 ? nullptr : params.scales_of_columns();
@@ -112,14 +111,14 @@ __device__ __forceinline__ void convert(const Params& params, const Memory<S>& m
   hopper::RingPosition staged, operand;
 #pragma unroll 1
   for (int chunk = work_tile.first_chunk; chunk < work_tile.last_chunk; ++chunk) {
-    hopper::wait_in_place<kernel_implicit_gemm, role_transform>(shared_address(&memory.control.full[staged.slot]),
-                                                                staged.parity, params.report);
+    hopper::wait_in_place<kernel_implicit_gemm, role_transform>(memory.control.staged.full[staged.slot], staged.parity,
+                                                                params.report);
     const ChunkScales& scales = memory.control.scales[staged.slot];
     const float of_rows = scales.of_rows[lane.pixel], of_columns = scales.of_columns[lane.pixel];
     if (const int image = scales.image[lane.pixel]; __any_sync(0xffffffffu, image != maxima.image)) {
       maxima.enter(image, rows, columns);
     }
-    hopper::wait_in_place<kernel_implicit_gemm, role_transform>(shared_address(&memory.control.read[operand.slot]),
+    hopper::wait_in_place<kernel_implicit_gemm, role_transform>(memory.control.operands.free[operand.slot],
                                                                 operand.parity ^ 1, params.report);
     if (threadIdx.x % convert_threads == 0) memory.control.sums[operand.slot] = scales.sum;
     const std::uint32_t source = memory.staged + staged.slot * S::tile.staged_bytes() + lane.source;
@@ -129,10 +128,8 @@ __device__ __forceinline__ void convert(const Params& params, const Memory<S>& m
                                         of_columns, maxima.of_columns);
     hopper::fence_copies();  // products read what was stored as copies do
     __syncwarp();
-    if (leads) {
-      hopper::arrive(shared_address(&memory.control.free[staged.slot]));
-      hopper::arrive(shared_address(&memory.control.ready[operand.slot]));
-    }
+    hopper::arrive_for_warp(memory.control.staged.free[staged.slot]);
+    hopper::arrive_for_warp(memory.control.operands.full[operand.slot]);
     staged.advance(S::tile.staged_slots());
     operand.advance(S::tile.operand_slots());
   }

@@ -15,9 +15,9 @@ __device__ __forceinline__ void load(const Params& params, const CUtensorMap& ro
   hopper::RingPosition slot;
 #pragma unroll 1
   for (int chunk = work_tile.first_chunk; chunk < work_tile.last_chunk; ++chunk) {
-    const std::uint32_t full = shared_address(&memory.control.full[slot.slot]);
-    hopper::wait_in_place<kernel_implicit_gemm, role_load>(shared_address(&memory.control.free[slot.slot]),
-                                                           slot.parity ^ 1, params.report);
+    const std::uint32_t full = shared_address(&memory.control.staged.full[slot.slot]);
+    hopper::wait_in_place<kernel_implicit_gemm, role_load>(memory.control.staged.free[slot.slot], slot.parity ^ 1,
+                                                           params.report);
     hopper::arrive_expecting(full, S::tile.staged_bytes());
     const std::uint32_t target = memory.staged + slot.slot * S::tile.staged_bytes();
 #pragma unroll
@@ -47,13 +47,13 @@ __device__ __forceinline__ void find_scales(const Params& params, const Memory<S
         params.pair.group(__shfl_sync(0xffffffffu, image, 0), __shfl_sync(0xffffffffu, image, 31), params.retry);
     const float of_rows = ldexpf(1.0f, params.pair.exponent(params.transposed, image, group));
     const float of_columns = ldexpf(1.0f, params.pair.exponent(!params.transposed, image, group));
-    hopper::wait_in_place<kernel_implicit_gemm, role_load>(shared_address(&memory.control.free[slot.slot]),
-                                                           slot.parity ^ 1, params.report);
+    hopper::wait_in_place<kernel_implicit_gemm, role_load>(memory.control.staged.free[slot.slot], slot.parity ^ 1,
+                                                           params.report);
     ChunkScales& scales = memory.control.scales[slot.slot];
     scales.of_rows[lane] = of_rows, scales.of_columns[lane] = of_columns, scales.image[lane] = image;
     if (lane == 0) scales.sum = group.sum;
     __syncwarp();
-    if (lane == 0) hopper::arrive(shared_address(&memory.control.full[slot.slot]));
+    if (lane == 0) hopper::arrive(memory.control.staged.full[slot.slot]);
     slot.advance(S::tile.staged_slots());
   }
 }
@@ -101,11 +101,11 @@ __device__ __forceinline__ void multiply(const Params& params, const Memory<S>& 
   hopper::RingPosition slot;
 #pragma unroll 1
   for (int chunk = work_tile.first_chunk; chunk < work_tile.last_chunk; ++chunk) {
-    hopper::wait_in_place<kernel_implicit_gemm, role_multiply>(shared_address(&memory.control.ready[slot.slot]),
-                                                               slot.parity, params.report);
+    hopper::wait_in_place<kernel_implicit_gemm, role_multiply>(memory.control.operands.full[slot.slot], slot.parity,
+                                                               params.report);
     const Undo undo(memory.control.sums[slot.slot]);
     multiply_chunk<S>(memory.operands + slot.slot * S::tile.operand_bytes(), warpgroup, sum);
-    if (threadIdx.x % 32 == 0) hopper::arrive(shared_address(&memory.control.read[slot.slot]));
+    hopper::arrive_for_warp(memory.control.operands.free[slot.slot]);
     slot.advance(S::tile.operand_slots());
     undo.add(sum, total);
   }
@@ -118,7 +118,7 @@ __device__ __forceinline__ void store(const Params& params, const WorkTile<S>& w
   const int row0 = work_tile.row0 + (S::tile.warpgroups == Warpgroups::rows ? warpgroup * 64 : 0);
   const int column0 =
       work_tile.column0 + (S::tile.warpgroups == Warpgroups::columns ? warpgroup * S::tile.warpgroup_columns : 0);
-  const int split = work_tile.split * S::tile.parts() + (S::tile.parts() == 2 ? warpgroup : 0);
+  const int split = work_tile.split * S::tile.warpgroup_splits() + (S::tile.warpgroup_splits() == 2 ? warpgroup : 0);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = row0 + warp * 16 + half * 8 + lane / 4;
@@ -175,12 +175,12 @@ __global__ void __launch_bounds__(kernel_threads, 1)
 #endif
 }
 
-// dW from its parts, in an order that is always the same: a warp takes 32 outputs and every eighth part.
+// dW from its splits, in an order that is always the same: a warp takes 32 outputs and every eighth split.
 constexpr int sum_threads = 256;
 static __global__ void __launch_bounds__(sum_threads)
-    sum_parts(const float* partial,  // [part][rows][columns]
-              float* dw, int parts, std::int64_t numel, std::int64_t stride_row, std::int64_t stride_column,
-              FastDivide by_columns) {
+    reduce_split_k(const float* partial,  // [split][rows][columns]
+                   float* dw, int splits, std::int64_t numel, std::int64_t stride_row, std::int64_t stride_column,
+                   FastDivide by_columns) {
   constexpr int warps = sum_threads / 32;
   __shared__ float sums[warps][32];
   wait_for_predecessor();
@@ -189,7 +189,7 @@ static __global__ void __launch_bounds__(sum_threads)
     float sum = 0.0f;
     if (first + lane < numel) {
 #pragma unroll 16
-      for (int part = warp; part < parts; part += warps) sum += __ldcg(partial + part * numel + first + lane);
+      for (int split = warp; split < splits; split += warps) sum += __ldcg(partial + split * numel + first + lane);
     }
     sums[warp][lane] = sum;
     __syncthreads();

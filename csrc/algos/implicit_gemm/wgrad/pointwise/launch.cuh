@@ -1,5 +1,5 @@
 // From a plan to the launches of the pointwise weight gradient: guesses of scales, products, products again where a
-// guess did not fit, sum of the parts. Each begins beside the one before.
+// guess did not fit, sum of the splits. Each begins beside the one before.
 #pragma once
 
 #include "algos/implicit_gemm/wgrad/pointwise/kernel.cuh"
@@ -73,8 +73,8 @@ void run(const WeightGradientArgs& args, const Plan& plan, Runtime& runtime) {
   const std::int64_t numel = plan.split_numel();
   const std::int64_t blocks = std::min<std::int64_t>(ceil_div<std::int64_t>(numel, 32), 1 << 16);
   LaunchPlan{.grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(sum_threads), .early = true}.launch(
-      sum_parts, stream, "implicit_gemm: sum of the weight gradient's parts", partial, static_cast<float*>(args.dw),
-      as_int(plan.splits()), numel, plan.transposed ? std::int64_t{1} : problem.c,
+      reduce_split_k, stream, "implicit_gemm: sum of the weight gradient's splits", partial,
+      static_cast<float*>(args.dw), as_int(plan.splits()), numel, plan.transposed ? std::int64_t{1} : problem.c,
       plan.transposed ? problem.c : std::int64_t{1}, FastDivide(plan.columns));
 }
 

@@ -29,7 +29,7 @@ constexpr int max_staged = 128 * 1024;                               // five tim
 enum class Warpgroups : std::uint8_t {
   rows,     // 64 rows, all columns
   columns,  // half of the columns, the same 64 rows
-  pixels,   // one step of every chunk, all outputs: two parts of the sum
+  pixels,   // one step of every chunk, all outputs: two splits of the sum
 };
 
 // Of a block. limbs: hi, and lo in class fp32.
@@ -41,7 +41,7 @@ struct Tile {
   constexpr int products() const { return limbs == 2 ? 3 : 1; }
   constexpr int rows() const { return warpgroups == Warpgroups::rows ? 128 : 64; }
   constexpr int columns() const { return warpgroup_columns * (warpgroups == Warpgroups::columns ? 2 : 1); }
-  constexpr int parts() const { return warpgroups == Warpgroups::pixels ? 2 : 1; }
+  constexpr int warpgroup_splits() const { return warpgroups == Warpgroups::pixels ? 2 : 1; }
   // Chunks lie in two rings: as they come, and converted.
   constexpr int staged_bytes() const { return (rows() + columns()) / box_channels * box_bytes; }
   constexpr int limb_bytes() const { return (rows() + columns()) / half_channels * box_bytes; }  // of hi, of lo
@@ -81,7 +81,7 @@ struct Plan {
   std::int64_t tiles() const { return row_tiles() * column_tiles(); }
   std::int64_t chunks() const { return ceil_div<std::int64_t>(pixels, chunk_pixels); }
   std::int64_t blocks() const { return tiles() * split_k; }
-  std::int64_t splits() const { return split_k * tile.parts(); }
+  std::int64_t splits() const { return split_k * tile.warpgroup_splits(); }
   std::int64_t split_numel() const { return rows * columns; }
 
   // ---- The workspace: guesses and maxima of both operands, partial sums [split][rows][columns].
@@ -108,7 +108,7 @@ inline double chunk_clocks(const Tile& tile, std::int64_t rows, std::int64_t col
   };
   const double bytes = 4.0 * chunk_pixels * (existing(rows, tile.rows()) + existing(columns, tile.columns()));
   const double operands = 2.0 * chunk_pixels * tile.products() * (64 + tile.warpgroup_columns);  // of a warpgroup
-  const double shared = (2.0 + 0.5 * tile.limbs) * tile.staged_bytes() + operands * (2.0 / tile.parts());
+  const double shared = (2.0 + 0.5 * tile.limbs) * tile.staged_bytes() + operands * (2.0 / tile.warpgroup_splits());
   const double products = 1.0 * chunk_pixels * tile.products() * tile.rows() * tile.columns();
   return 100.0 + 1.1 * std::max({bytes / 24.0, shared / 128.0, products / 2048.0}) + image_clocks * images;
 }

@@ -69,20 +69,14 @@ struct ChunkScales {
 
 template <typename S>
 struct Control {
-  std::uint64_t full[S::tile.staged_slots()], free[S::tile.staged_slots()];     // of chunks as they come
-  std::uint64_t ready[S::tile.operand_slots()], read[S::tile.operand_slots()];  // of converted ones
+  hopper::Pipeline<S::tile.staged_slots()>::Barriers staged;     // of chunks as they come
+  hopper::Pipeline<S::tile.operand_slots()>::Barriers operands;  // of converted ones
   ChunkScales scales[S::tile.staged_slots()];
   int sums[S::tile.operand_slots()];
 
   __device__ __forceinline__ void initialise() {
-    for (int i = 0; i < S::tile.staged_slots(); ++i) {
-      hopper::barrier_init(shared_address(&full[i]), 2);  // the copies, the scales
-      hopper::barrier_init(shared_address(&free[i]), convert_warps);
-    }
-    for (int i = 0; i < S::tile.operand_slots(); ++i) {
-      hopper::barrier_init(shared_address(&ready[i]), convert_warps);
-      hopper::barrier_init(shared_address(&read[i]), multiply_threads / 32);
-    }
+    hopper::initialise(staged.full, staged.free, convert_warps, 2);  // the copies, the scales
+    hopper::initialise(operands.full, operands.free, multiply_threads / 32, convert_warps);
     hopper::barrier_init_fence();
   }
 };
