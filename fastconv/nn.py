@@ -227,6 +227,8 @@ class Conv2d(Layer, nn.Conv2d):
         self._drop_wide()
         with torch.inference_mode(False), torch.no_grad():
             wider, wider_bias = widening.filters(at_once, weight, bias)
+            if wider_bias is not None and wider_bias is bias:  # wide enough; what it follows is written into its own
+                wider_bias = bias.clone()
         k, c, *kernel = wider.shape
         state, attributes = self._fastconv, self.__dict__
         wide = FusedConv2d(

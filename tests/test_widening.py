@@ -164,6 +164,18 @@ class Chain(nn.Module):
         return self.behind(self.relu(self.b(self.relu(self.a(y))) + y))
 
 
+class Narrow(nn.Module):
+    """From 8 channels by 6 to 8, with a norm that is folded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a = nn.Conv2d(8, 6, 3, padding=1), nn.Conv2d(6, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.a(self.first(x).relu())).exp()
+
+
 ALGORITHM = {"algorithm": "implicit_gemm", "precision": "fp32"}
 
 
@@ -308,6 +320,21 @@ def test_fused_parameters_of_inference_mode():
             layer.bias.mul_(3)
         for _ in range(2):
             assert relative_error(result(x).double(), exact(x.double())) < 1e-5
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
+def test_fused_biases_that_are_wide_enough(mode):
+    """A wide layer's bias is its own where its filters have more channels, and no more of them: another bias of the
+    layer's is not written into the one before. Of a model made in inference mode it can be written outside of it."""
+    with mode():
+        m, x = copy.deepcopy(Narrow()), picture()  # whose parameters are tensors of the mode
+        result = fused(m, x, wide={"first", "a"})
+        before = result.a.bias
+        kept = before.clone()
+        result.a.bias = nn.Parameter(before + 1, requires_grad=False)
+        m.norm.bias = nn.Parameter(m.norm.bias + 1, requires_grad=False)
+        assert relative_error(result(x).double(), copy.deepcopy(m).double()(x.double())) < 1e-5
+    assert torch.equal(before, kept)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=f"test_fused_parameters_in_a_graph: {NO_GPU}")
