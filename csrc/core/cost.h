@@ -51,6 +51,15 @@ inline double pass_us(double from, double to, const DeviceInfo& device) {
   return launch_us + memory_us(from + to, 0.8, device);
 }
 
+// NCHW output of a kernel whose blocks write pieces of rows in the planes of many filters. Where those of an image
+// reach over more than 40 MB, a first layer of 64 filters took 5 to 10 times as long as its bytes: planes of 0.65
+// and 1.3 MB, not those of 0.2 (docs/log/136-measured-again.md).
+inline double distant_planes(const ConvProblem& problem) {
+  const double image =
+      static_cast<double>(problem.k * problem.p() * problem.q()) * static_cast<double>(size_of(problem.dtype));
+  return problem.layout == Layout::nchw && image > 40e6 ? 6.0 : 1.0;
+}
+
 // Packing a weight: a launch that reads it and writes `packed_bytes`, of an algorithm that packs. A CPU's thread comes
 // to a quarter of the memory's rate: what it writes lies in as many places as a tile has values, and was mapped for the
 // call.

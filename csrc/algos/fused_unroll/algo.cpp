@@ -45,11 +45,13 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     plan.cost_us = 8.0 + std::max(fp32_us(flops, own::product.of(device), device), bytes_us);
     return plan;
   }
-  // A wave of blocks takes as long as each of them needs to walk its reduction, whether a multiprocessor has one or two
-  // of them: a tile is loaded before it is multiplied. With one tap there are fewer products for each element loaded.
+  // A wave of blocks takes as long as each of them needs to find its pixels, walk its reduction and store, whether a
+  // multiprocessor has one or two of them: a tile is loaded before it is multiplied. With one tap there are fewer
+  // products for each element loaded.
   const double waves = std::ceil(static_cast<double>(grid.count()) / (blocks_per_processor * device.processors));
   const bool single_tap = problem.r * problem.s == 1;
-  const double walk_us = clocks_us((single_tap ? own::term_1x1 : own::term) * terms * waves, device);
+  const double term = single_tap ? own::term_1x1 : tile.k == narrow_tile.k ? own::term_narrow : own::term;
+  const double walk_us = clocks_us((own::tile + term * terms) * waves, device);
   // Halves are converted one by one on the way, which counts where a tile is of few products.
   const bool converts = single_tap && problem.dtype != DType::f32 && problem.c_per_group() <= 16;
   plan.cost_us = 8.0 + (converts ? own::conversions : 1.0) * std::max(walk_us, bytes_us);

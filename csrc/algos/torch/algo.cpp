@@ -169,7 +169,12 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
                           : problem.layout == Layout::nhwc ? own::group_nhwc
                                                            : own::group_nchw;
   const double turns = in_turn && !tensor_cores ? static_cast<double>(problem.groups) : 1.0;
-  return times.us(turns * width * terms, products, input, output, device) +
+  // NCHW: filters that are no whole pieces of 16 bytes, of images that are, take longer than both together; a few do
+  // not.
+  const bool odd_filters = tensor_cores && problem.groups == 1 && !is_nhwc(problem) && !product && !first &&
+                           in_pieces(problem.c, problem) && !in_pieces(problem.k, problem) && problem.k > 16;
+  return (odd_filters ? own::odd_filters_nchw : 1.0) *
+             times.us(turns * width * terms, products, input, output, device) +
          (in_turn ? group_us * static_cast<double>(problem.groups) : 0.0);
 }
 

@@ -131,8 +131,9 @@ inline double cost_us(const ConvProblem& problem, const DeviceInfo& device, cons
                                filters * static_cast<double>(std::min(at_once, turns))) *
                               config.warps / 4.0 * barrier;
   const double flops = 64.0 * 4.0 * device.processors * instructions;
-  return 5.5 +
-         std::max(fp32_us(flops, share_of_rate[warps - 1], device), memory_us(problem.compulsory_bytes(), 0.8, device));
+  const double body =
+      std::max(fp32_us(flops, share_of_rate[warps - 1], device), memory_us(problem.compulsory_bytes(), 0.8, device));
+  return 5.5 + distant_planes(problem) * body;
 }
 
 inline std::optional<Config> configure(const ConvProblem& problem, const DeviceInfo& device, int index, int warps) {
