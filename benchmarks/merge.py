@@ -20,7 +20,7 @@ TIME_OVER = "time was over"  # how an entry of `missing` ends that another run m
 
 def identity(row: results.Row) -> str:
     """What a row is of: rows that agree in it are one. The algorithm is what was asked for in rows of networks, of
-    launches and of counters, elsewhere what was found."""
+    soaks, of launches and of counters, elsewhere what was found."""
     from benchmarks.host import suite as host
     from benchmarks.networks import suite as networks
 
@@ -29,7 +29,7 @@ def identity(row: results.Row) -> str:
     elif "form" in row:
         names = host.KEY
     else:
-        asked = ("algorithm",) if "kernels" in row or "variant" in row else ()
+        asked = ("algorithm",) if {"kernels", "variant", "launches"} & row.keys() else ()
         names = (*PROBLEM, "layout", "part", "variant", *asked)
     return json.dumps([row.get(name) for name in names])
 

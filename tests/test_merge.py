@@ -67,7 +67,8 @@ def test_rows_of_an_algorithm_that_was_asked_for_are_told_apart(tmp_path):
     network = {"network": "lenet5", "batch": 1, "class": "ieee", "us": 1.0, "peers": {}, "swapped": 1, "total": 1}
     network |= {"logits_error": 0.0, "top1_agreement": 1.0}
     networks = [network | {"mode": mode} for mode in ("direct", "two_stage")]
-    for rows in (launches, counters, networks):
+    soaks = [row(1, us=None, algorithm=name, launches=10) for name in ("direct", "two_stage")]
+    for rows in (launches, counters, networks, soaks):
         folders = [write(tmp_path / "a", rows[:1]), write(tmp_path / "b", rows)]
         assert merge.joined([folder / "paper_cuconv.json" for folder in folders])["rows"] == rows
 

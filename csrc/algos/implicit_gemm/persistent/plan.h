@@ -134,6 +134,9 @@ struct Plan {
   // How y is written: by copies from shared memory, beside the next tile; by 16 bytes of filters (NHWC); by four pixels
   // (NCHW). Else value by value.
   bool stores_by_tma, stores_vectors, stores_quads;
+  // NCHW: clocks of a value more where a tile has few pixels of a row, which lie in as many places as it has rows
+  // (docs/log/136-measured-again.md). In NHWC the shape of a tile does not matter.
+  double scattered;
   // Stages of the input's ring through which a residual comes before the sums are ready; 0: it is read where y is
   // written.
   int residual_stages;
@@ -251,6 +254,7 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
   plan.stores_vectors = nhwc && problem.k * size_of(problem.dtype) % 16 == 0;
   plan.stores_quads =
       !nhwc && (row ? problem.p() * problem.q() % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0);
+  plan.scattered = !nhwc && !row && tile.q < 8 ? 4.0 / tile.q - 0.5 : 0.0;
   plan.stores_by_tma = plan.stores_vectors && row_bytes % box_bytes == 0 && boxes <= max_staging &&
                        plan.stages * plan.stage_taps <= short_reduction && (!many_taps || plan.filter_tile <= 64) &&
                        slots_beside(boxes) >= (many_taps ? 2 : 3);
@@ -314,7 +318,7 @@ inline double plan_clocks(const Plan& plan, int processors) {
   const double values = static_cast<double>(plan.pixel_tile()) * plan.filter_tile;
   const double bytes = values * plan.element_bytes;
   const double epilogue = plan.stores_by_tma ? 1500 + bytes / 33 : 1000 + bytes / 20;
-  const double whole = steps * step_clocks(plan) + epilogue;
+  const double whole = steps * step_clocks(plan) + epilogue + plan.scattered * values;
   // Few blocks have their first operands sooner.
   double clocks = 2200 + 15.0 * static_cast<double>(std::min<std::int64_t>(plan.work_tiles(), processors)) +
                   static_cast<double>(ceil_div(plan.whole, blocks)) * whole;
