@@ -73,6 +73,21 @@ def test_layer_table_shows_a_lost_layer_as_lost(project):
     assert "| `fp32` | 64 | 1.41x | 1.00x | res1 **0.50x** | 2 of 3 |" in layer_tables.layer_summary(document)
 
 
+def test_nchw_table_compares_with_nchw_alone():
+    def nchw(name, us, **peers):
+        return layer_row(name, "fp32", us, min(peers.values()), layout="nchw", peers=peers)
+
+    rows = [
+        nchw("vgg1_2", 10.0, torch_nchw=50.0, torch_nchw_all=40.0, torch_nhwc=5.0),
+        nchw("res1", 10.0, torch_nchw=9.0, torch_nhwc=90.0),
+        nchw("res2", 10.0, torch_nchw=9.8),
+        layer_row("res3", "fp32", 1.0, 9.0, layout="nhwc"),
+    ]
+    table = layer_tables.nchw_table({**HEAD, "rows": rows})
+    mean = (4.0 * 0.9 * 0.98) ** (1 / 3)
+    assert table.splitlines()[2:] == [f"| `fp32` | 64 | {mean:.2f}x | 3 | res1 0.90 |"]
+
+
 def test_layer_table_says_which_times_are_of_few_rounds_and_which_rivals_were_refused():
     note = {"cudnn_winograd_nonfused": "not timed: error 7.1e-05 is beyond the class (5e-05)"}
     rows = [

@@ -103,6 +103,8 @@ def region(name: str, results: Path) -> str:
             return regret.table(file("_".join(["regret", *set_name])))
         case [suite, "summary"] if suite.startswith("layers"):
             return layers.layer_summary(file(suite))
+        case [suite, "nchw"] if suite.startswith("layers"):
+            return layers.nchw_table(file(suite))
         case ["layers", "algorithms", accuracy, n] if accuracy in CLASSES and n.isdigit():
             return layers.algorithm_table(file("layers"), accuracy, int(n))
         case [suite, accuracy, n] if suite.startswith("layers") and accuracy in CLASSES and n.isdigit():

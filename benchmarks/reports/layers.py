@@ -90,6 +90,24 @@ def layer_table(document: Document, accuracy: str, n: int) -> str:
     )
 
 
+def nchw_table(document: Document) -> str:
+    """A row per class and batch of NCHW in and out: times faster than PyTorch's in NCHW, by its search or among all of
+    cuDNN's plans, and where slower by more than 3 %."""
+    lines = []
+    kinds = {(row["class"], row["n"]) for row in document["rows"] if row["layout"] == "nchw"}
+    for accuracy, n in sorted(kinds, key=lambda kind: (CLASSES.index(kind[0]), -kind[1])):
+        found = {}
+        for row in rows_of(document, accuracy, n, "nchw"):
+            theirs = [us for name in ("torch_nchw", "torch_nchw_all") if (us := row["peers"].get(name))]
+            if row["us"] and theirs:
+                found[row["layer"]] = min(theirs) / row["us"]
+        slower = [f"{name} {value:.2f}" for name, value in sorted(found.items(), key=lambda its: its[1]) if value < 0.97]
+        numbers = [common.times(common.mean(found.values())), str(len(found)), ", ".join(slower) or "-"]
+        lines.append([f"`{accuracy}`", str(n), *numbers])
+    header = ["class", "batch", "over PyTorch's NCHW", "layers", "slower by more than 3 %"]
+    return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, document["rows"])])
+
+
 def _with_packing(row: Row) -> float | None:
     """Times faster than the best peer where the filter is packed in every call."""
     us = row.get("us_with_packing")
