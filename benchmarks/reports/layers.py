@@ -101,8 +101,9 @@ def nchw_table(document: Document) -> str:
             theirs = [us for name in ("torch_nchw", "torch_nchw_all") if (us := row["peers"].get(name))]
             if row["us"] and theirs:
                 found[row["layer"]] = min(theirs) / row["us"]
-        slower = [f"{name} {value:.2f}" for name, value in sorted(found.items(), key=lambda its: its[1]) if value < 0.97]
-        numbers = [common.times(common.mean(found.values())), str(len(found)), ", ".join(slower) or "-"]
+        in_order = sorted(found, key=lambda name: found[name])
+        slower = ", ".join(f"{name} {found[name]:.2f}" for name in in_order if found[name] < 0.97)
+        numbers = [common.times(common.mean(found.values())), str(len(found)), slower or "-"]
         lines.append([f"`{accuracy}`", str(n), *numbers])
     header = ["class", "batch", "over PyTorch's NCHW", "layers", "slower by more than 3 %"]
     return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, document["rows"])])
