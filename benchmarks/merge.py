@@ -86,14 +86,18 @@ def _suite(path: Path) -> str:
 
 
 def with_older(document: results.Document, older: results.Document) -> results.Document:
-    """The document, and rows of an older one of its suite that it has not; each of these says its commit, if that is
-    another."""
-    new = {identity(row) for row in document["rows"]}
-    kept = [{"commit": older["commit"], **row} for row in older["rows"] if identity(row) not in new]
-    for row in kept:
-        if row["commit"] == document["commit"]:
-            del row["commit"]
-    return {**document, "rows": [*document["rows"], *kept]}
+    """The document, and rows of an older one of its suite that it has not, or only without what time or memory was too
+    short for (a rival that was not ready, say); each of these says its commit, if that is another."""
+    new = {identity(row): row for row in document["rows"]}
+    kept = []
+    for row in older["rows"]:
+        name = identity(row)
+        if name not in new or _rank(row) > _rank(new[name]):
+            new.pop(name, None)
+            kept.append({"commit": older["commit"], **row})
+            if kept[-1]["commit"] == document["commit"]:
+                del kept[-1]["commit"]
+    return {**document, "rows": [*new.values(), *kept]}
 
 
 def merge(folders: Sequence[Path], into: Path, keep_older: bool = False) -> dict[str, results.Document]:

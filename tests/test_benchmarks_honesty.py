@@ -202,3 +202,28 @@ def test_overhead_is_a_graph_over_the_convolutions_alone():
     rows += [dict(each, **{"class": "bf16", "logits_error": float("nan")}) for each in rows[:2]]
     table = network_tables.overhead_table({**HEAD, "rows": rows})
     assert "| VGG-16 | 64 | 1.10 | **1.10** | 1.10 | not finite |" in table
+
+
+def test_tf32_stands_beside_fp32_in_one_run(monkeypatch):
+    """Of that class alone, and computed with PyTorch's switches on; it is no peer."""
+    seen = set()
+    forward = torch.nn.Conv2d.forward
+
+    def spy(self, x):
+        seen.add(torch.backends.cudnn.conv.fp32_precision)
+        return forward(self, x)
+
+    monkeypatch.setattr(torch.nn.Conv2d, "forward", spy)
+    monkeypatch.setattr(network_suite, "TF32_PEERS", ("folded_eager", "torch_eager"))
+    arguments = {"device": "cpu", "batch": 2, "image": 28, "peers": ["torch_eager"], "energy_s": None}
+    rows = network_suite.run(["lenet5"], ["fp32", "tf32"], ["eager"], 2, **arguments)["rows"]
+    assert seen == {"ieee", "tf32"}
+    assert [set(row.get("tf32_peers", ())) for row in rows] == [{"torch_eager"}, set()]
+    full, tf32 = rows
+    assert (full["best_tf32_peer"], full["best_tf32_peer_us"]) == ("torch_eager", full["tf32_peers"]["torch_eager"])
+    assert full["peers"] == {"torch_eager": full["best_peer_us"]}
+    document = {**HEAD, "rows": rows}
+    assert network_tables.over_tf32(document) == {("lenet5", 2): full["best_tf32_peer_us"] / full["us"]}
+    for name in ("tf32_peers", "best_tf32_peer", "best_tf32_peer_us"):  # an older file has them not
+        del full[name]
+    assert network_tables.over_tf32(document) == {("lenet5", 2): tf32["best_peer_us"] / full["us"]}

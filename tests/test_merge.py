@@ -93,6 +93,14 @@ def test_rows_of_an_older_commit_are_kept_where_nothing_is_newer(tmp_path):
         merge.merge([new], into, keep_older=True)
 
 
+def test_an_older_row_with_all_rivals_is_kept_before_a_newer_one_without(tmp_path):
+    into = write(tmp_path / "all", [row(1, us=2.0, failures={"peer": "RuntimeError: no memory"})], commit="second")
+    late = row(1, us=1.0, failures={"peer": "not begun: the time is spent"})
+    for rows in ([late], [row(1, us=None)]):
+        (kept,) = merge.merge([write(tmp_path / "new", rows)], into, keep_older=True)["paper_cuconv"]["rows"]
+        assert (kept["us"], kept["commit"]) == (2.0, "second")
+
+
 @pytest.mark.parametrize("name", ["gpu", "commit", "driver"])
 def test_files_of_another_machine_or_commit_are_refused(tmp_path, name):
     folders = [write(tmp_path / "a", [row(1)]), write(tmp_path / "b", [row(8)], **{name: "another"})]

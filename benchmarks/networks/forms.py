@@ -70,11 +70,13 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A form of one side in one memory layout; `name` is unique among all contenders of a network and class."""
+    """A form of one side in one memory layout; `name` is unique among all contenders of a network and class. tf32: with
+    PyTorch's switches on, whatever the class is."""
 
     ours: bool
     form_name: str
     layout: str
+    tf32: bool = False
 
     @property
     def form(self) -> Form:
@@ -82,7 +84,8 @@ class Contender:
 
     @property
     def name(self) -> str:
-        return f"{'fastconv_' if self.ours else ''}{self.form_name}_{self.layout}"
+        prefix = "fastconv_" if self.ours else "tf32_" if self.tf32 else ""
+        return f"{prefix}{self.form_name}_{self.layout}"
 
     @property
     def has_graph(self) -> bool:
@@ -119,7 +122,7 @@ class Case:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     swaps: dict[str, fastconv.SwapReport] = field(default_factory=dict)  # of the swapped models, by layout
     compiles: dict[str, fastconv.CompileReport] = field(default_factory=dict)  # of `fastconv.compile`, by layout
-    _compiled: dict[tuple[str, str | None, bool, str], Callable[..., Any]] = field(default_factory=dict)
+    _compiled: dict[tuple[str, str | None, bool, str, bool], Callable[..., Any]] = field(default_factory=dict)
     _pool: Any = None  # of all captures: one graph runs at a time, and nobody reads an older one's output
 
     def input(self, layout: str) -> Tensor:
@@ -148,14 +151,15 @@ class Case:
         form, layout = contender.form, contender.layout
         x = self.input(layout)
         forward: Callable[..., Any]
-        forward = self.model(form.model, layout) if form.mode is None else self.compiled(form, layout)
+        forward = self.model(form.model, layout) if form.mode is None else self.compiled(form, layout, contender.tf32)
         if form.all_plans:
             return over_all_plans(lambda: self._graphed(forward, x), self.device)
         return self._graphed(forward, x) if form.graph else lambda: forward(x)
 
-    def compiled(self, form: Form, layout: str) -> Callable[..., Any]:
-        """The compiled model of a form. Raises TimeoutError where there is too little time."""
-        key = form.model, form.mode, form.frozen, layout
+    def compiled(self, form: Form, layout: str, tf32: bool = False) -> Callable[..., Any]:
+        """The compiled model of a form, by PyTorch's switches as they are now, which `tf32` tells apart from the
+        class's own. Raises TimeoutError where there is too little time."""
+        key = form.model, form.mode, form.frozen, layout, tf32
         if key not in self._compiled:
             from torch._inductor import config
 

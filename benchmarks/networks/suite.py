@@ -44,6 +44,8 @@ KEY = ("network", "batch", "class", "mode", "algorithm")
 SLOWER_LAYOUT = 1.25  # a layout this many times slower than another of its form runs 3 rounds only
 COMPILE_LIMIT_S = 120.0
 NOT_BEGUN = f"not begun: {SPENT}"
+# In TF32, beside class fp32: PyTorch's fastest there, without a compiler and with one.
+TF32_PEERS = ("folded_graph", "frozen_reduce_overhead")
 
 Report = Callable[[str], None]
 
@@ -82,6 +84,11 @@ def contenders_of(
         )
     ]  # fmt: skip
     return sorted(found, key=lambda contender: contender.form.mode is not None)
+
+
+def tf32_contenders(cls: str, peers: Sequence[str]) -> list[Contender]:
+    """PyTorch's in TF32, which users of class fp32 could have instead: in the same run."""
+    return [Contender(False, name, "nhwc", tf32=True) for name in TF32_PEERS if cls == "fp32" and name in peers]
 
 
 def held_of(document: results.Document) -> set[tuple[Any, ...]]:
@@ -185,7 +192,8 @@ def run(
                 report(f"{name} {cls}: not begun, the time is spent")
                 break
             case = Case(base, cls, algorithm, pictures, target, compile_limit_s, deadline)
-            found = Measured(name, case, contenders[cls], reference, rounds, report, energy_s)
+            tf32 = tf32_contenders(cls, peers)
+            found = Measured(name, case, contenders[cls], reference, rounds, report, energy_s, tf32)
             found.release()
             with turns.timing():
                 bound = _cudnn_bound(found, case, best_layers, deadline)
@@ -217,9 +225,9 @@ class Measured:
 
     def __init__(
         self, name: str, case: Case, contenders: Sequence[Contender], reference: Any, rounds: int, report: Report,
-        energy_s: float | None = None,
+        energy_s: float | None = None, tf32: Sequence[Contender] = (),
     ) -> None:  # fmt: skip
-        self.name, self.case, self.contenders = name, case, contenders
+        self.name, self.case, self.contenders, self.tf32 = name, case, contenders, tf32
         self.batch = len(case.pictures)
         self.agreements: dict[str, Agreement] = {}
         self.failures: dict[str, str] = {}
@@ -230,7 +238,7 @@ class Measured:
         estimates: dict[str, float] = {}
         # Every form of a network compiles the same code object.
         with torch.inference_mode(), pytorch_class(case.cls), torch._dynamo.config.patch(recompile_limit=256):
-            for contender in contenders:
+            for contender in (*contenders, *tf32):
                 compiled = contender.form.mode is not None
                 begin = time.perf_counter()
                 # cuDNN's search is by time, and its choices hold for the compiled forms as well, which come last. They
@@ -271,7 +279,7 @@ class Measured:
         cuda = self.case.device.type == "cuda"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            call = self.case.call(contender)
+            call = _in_tf32(self.case, contender) if contender.tf32 else self.case.call(contender)
         output = zoo.comparable(self.name, call())
         self.agreements[contender.name] = agreement(_first(output, len(flatten_output(reference))), reference)
         del output
@@ -384,6 +392,8 @@ class Measured:
         own, peer = self.agreements.get(key or ""), self.agreements.get(best_key or "")
         groups, of_memory = self.groups.get(key or ""), self._peer_of_memory()
         counts = self.counts.get(MODES[mode].model, dict.fromkeys(("swapped", "ours", "fused", "total"), 0))
+        tf32 = {c.form_name: self.times[c.name].us if c.name in self.times else None for c in self.tf32}
+        best_tf32 = fastest_of(tf32)
         return {
             "network": self.name,
             "batch": self.batch,
@@ -401,6 +411,8 @@ class Measured:
             "peer_layouts": peer_layouts,
             "best_peer": best_peer,
             "best_peer_us": None if best_peer is None else best[best_peer],
+            **({"tf32_peers": tf32, "best_tf32_peer": best_tf32} if tf32 else {}),
+            **({"best_tf32_peer_us": best_tf32 and tf32[best_tf32]} if tf32 else {}),
             "logits_error": own and own.relative_l2,
             "peer_error": peer and peer.relative_l2,
             "top1_agreement": own and own.top1,
@@ -420,6 +432,18 @@ class Measured:
             "peer_groups": {name: its for name, its in self.groups.items() if not name.startswith("fastconv_")},
             "failures": failures,
         }
+
+
+def _in_tf32(case: Case, contender: Contender) -> Callable[[], Any]:
+    """The call, made ready and made with PyTorch's switches on (6 us of the host's)."""
+    with pytorch_class("tf32"):
+        call = case.call(contender)
+
+    def switched() -> Any:
+        with pytorch_class("tf32"):
+            return call()
+
+    return switched
 
 
 def _slower(contenders: Sequence[Contender], estimates: dict[str, float]) -> list[str]:
