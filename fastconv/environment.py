@@ -36,10 +36,11 @@ def _cpu_name() -> str:
 def commit() -> str:
     """FASTCONV_COMMIT, else git's commit of the checkout that this package is imported from ("-dirty" if the code
     differs from it), else "unknown"."""
-    known = os.environ.get("FASTCONV_COMMIT")
-    if known:
-        return known
-    root = Path(__file__).parents[1]
+    return os.environ.get("FASTCONV_COMMIT") or commit_of(Path(__file__).parents[1])
+
+
+def commit_of(root: Path) -> str:
+    """The same of another checkout, by git alone."""
     if not (root / "csrc").is_dir():  # installed, maybe below somebody else's repository
         return "unknown"
     head = _output(["git", "rev-parse", "HEAD"], root)

@@ -273,14 +273,15 @@ def test_a_build_against_itself(tmp_path):
     """Two processes, each with this checkout: one choice, the same bits."""
     root = Path(__file__).resolve().parents[1]
     out = tmp_path / "builds.json"
-    document = builds.run(root, ["fp32"], [1], ["dense3"], out, blocks=2, rounds=1, device="cpu", say=lambda line: None)
+    document = builds.run(root, ["fp32"], [1], ["dense3"], out, "abc", 2, 1, device="cpu", say=lambda line: None)
     (row,) = document["rows"]
     assert (row["layer"], row["n"], row["class"]) == ("dense3", 1, "fp32")
     choice = ours.auto_choice(select("dense3")[0], 1, "fp32", "nhwc", torch.device("cpu"))
     assert row["old_algorithm"] == row["new_algorithm"] == choice
     assert row["same_bits"]
     assert row["ratio"] == row["old_us"] / row["new_us"] > 0.0
-    assert [found["layer"] for found in json.loads(out.read_text())["rows"]] == ["dense3"]
+    found = results.read(out)
+    assert (found["old_commit"], [each["layer"] for each in found["rows"]]) == ("abc", ["dense3"])
 
 
 def test_suite_by_two_workers_has_every_row_once(tmp_path):

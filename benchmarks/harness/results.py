@@ -38,6 +38,8 @@ REGRET_ROW |= {"us": _MAYBE, "algorithm": str, "best": (str, type(None)), "best_
 REGRET_ROW |= {"algorithms": dict, "floor_us": _MAYBE}
 WEIGHTS_ROW: dict[str, Any] = {"mode": str, "write": str, "class": str, "count": int, "failures": int, "old": int}
 WEIGHTS_ROW |= {"error_over_bound": (int, float)}
+BUILDS_ROW: dict[str, Any] = {"layer": str, "n": int, "class": str, "ratio": float, "old_us": float, "new_us": float}
+BUILDS_ROW |= {"old_algorithm": str, "new_algorithm": str}
 TRAINING_CLASSES = ("fp32", "tf32", "amp_fp16", "amp_bf16")
 
 
@@ -50,6 +52,8 @@ def _contract(suite: str, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
             return HOST_ROW, CLASSES
         case "regret":
             return REGRET_ROW, CLASSES
+        case "builds":
+            return BUILDS_ROW, CLASSES
         case "soak_weights":
             return WEIGHTS_ROW, CLASSES
     return (NETWORK_ROW if "network" in row else LAYER_ROW), CLASSES

@@ -20,6 +20,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/training/groups[/<class>]    their kernels by group
     <gpu>/host                         the host's time of a call; or `(not measured)`
     <gpu>/regret[/<set>]               the choice of `auto` on the convolutions of networks, of file regret[_<set>]
+    <gpu>/builds                       an older build's time over this one's
     <gpu>/megakernel/...               benchmarks/reports/megakernel.py
     <gpu>[+<gpu>]/paper/...            benchmarks/reports/papers: docs/papers, of the first GPU that has it; or
                                        `(not measured)`
@@ -39,7 +40,19 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, TRAINING_CLASSES, Document, read
-from benchmarks.reports import common, host, layers, megakernel, networks, overview, papers, regret, sentences, training
+from benchmarks.reports import (
+    builds,
+    common,
+    host,
+    layers,
+    megakernel,
+    networks,
+    overview,
+    papers,
+    regret,
+    sentences,
+    training,
+)
 
 RESULTS, FIGURES = Path("benchmarks/results"), Path("docs/figures")
 REGION = re.compile(r"(<!-- results:(?P<name>[^ ]+) -->)(?P<old>.*?)(<!-- /results -->)", re.DOTALL)
@@ -144,6 +157,8 @@ def region(name: str, results: Path) -> str:
         case ["megakernel", *name_of]:
             if (text := megakernel.region(name_of, gpu, file("megakernel"))) is not None:
                 return text
+        case ["builds"]:
+            return builds.table(file("builds"))
         case ["soak_megakernel"]:
             return megakernel.soak_line(file("soak_megakernel"))
         case ["machine", suite]:

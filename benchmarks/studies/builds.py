@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,7 @@ def run(
     batches: Sequence[int],
     layers: Sequence[str] | None = None,
     out: Path | None = None,
+    old_commit: str | None = None,
     blocks: int = 3,
     rounds: int = 8,
     budget_s: float | None = None,
@@ -143,13 +145,15 @@ def run(
 ) -> results.Document:
     """Times what `auto` takes of either build, `blocks` times `rounds` calls each, in turns; returns the document.
 
-    old: a checkout with its library built in place; the other one is that of this file. A row has the median of the
+    old: a checkout with its library built in place, of `old_commit` (None: what its git says); the other one is that of
+    this file. A row has the median of the
     blocks of both in us, `ratio` (old over new: above 1 the new one is faster), and whether the first outputs have the
     same bits (by their sum as integers). budget_s: no layer begins after so many seconds; `missing` names those.
     """
     end = time.monotonic() + (float("inf") if budget_s is None else budget_s)
     device = torch.device(device)
-    document: results.Document = {**environment.describe("builds", device), "old": str(old), "rows": [], "missing": []}
+    document: results.Document = {**environment.describe("builds", device), "rows": [], "missing": []}
+    document["old_commit"] = old_commit or environment.commit_of(old)
     path = out or results.default_path(document)
     with _builds([old, Path(__file__).resolve().parents[2]], device) as builds:
         for n in batches:
@@ -176,24 +180,38 @@ def run(
                     times_of_both = f"{us[0]:8.1f} {us[1]:8.1f} {row['ratio']:.3f}"
                     say(f"{layer.layer:8} n{n:<3} {accuracy:4} {times_of_both} {names}{bits}")
                 results.write(path, document)
-    for text in summary(document):
-        say(text)
+    for its in summary(document):
+        say(str(its))
     if document["missing"]:
         results.write(path, document)
         say(f"no time was left for {', '.join(document['missing'])}")
     return document
 
 
-def summary(document: results.Document) -> list[str]:
-    """A line per class and batch: geometric mean and extremes of old over new."""
-    lines = []
+@dataclass(frozen=True)
+class Summary:
+    """Of a class and batch. Ratios are old over new, (ratio, layer) of one layer, in order."""
+
+    n: int
+    accuracy: str
+    mean: float
+    ratios: list[tuple[float, str]]
+    same_bits: int
+
+    def __str__(self) -> str:
+        (least, slowest), (most, fastest) = self.ratios[0], self.ratios[-1]
+        return (
+            f"batch {self.n} {self.accuracy}: old over new {self.mean:.3f}, least {least:.3f} ({slowest}), "
+            f"most {most:.3f} ({fastest}), same bits in {self.same_bits} of {len(self.ratios)}"
+        )
+
+
+def summary(document: results.Document) -> list[Summary]:
+    """One for each class and batch."""
+    found = []
     for n, accuracy in dict.fromkeys((row["n"], row["class"]) for row in document["rows"]):
         rows = [row for row in document["rows"] if (row["n"], row["class"]) == (n, accuracy)]
         ratios = sorted((row["ratio"], row["layer"]) for row in rows)
         mean = statistics.geometric_mean([ratio for ratio, _ in ratios])
-        same = sum(row["same_bits"] for row in rows)
-        lines.append(
-            f"batch {n} {accuracy}: old over new {mean:.3f}, least {ratios[0][0]:.3f} ({ratios[0][1]}), "
-            f"most {ratios[-1][0]:.3f} ({ratios[-1][1]}), same bits in {same} of {len(rows)}"
-        )
-    return lines
+        found.append(Summary(n, accuracy, mean, ratios, sum(row["same_bits"] for row in rows)))
+    return found

@@ -55,6 +55,7 @@ def builds(
     blocks: Annotated[int, typer.Option(min=1, help="Turns of either build.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Calls in a turn.")] = 8,
     budget: Annotated[float | None, typer.Option(metavar="SECONDS", help="Begin no layer after.")] = None,
+    old_commit: Annotated[str | None, typer.Option(help="Of the other checkout; default what git says.")] = None,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
 ) -> None:
@@ -68,6 +69,7 @@ def builds(
         numbers(batch, "batch"),
         layers.split(",") if layers else None,
         out=json_path,
+        old_commit=old_commit,
         blocks=blocks,
         rounds=rounds,
         budget_s=budget,
