@@ -137,7 +137,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
   using Finish = Finisher<group>;
   constexpr bool plain = variant.plain;
   int thread_here = static_cast<int>(threadIdx.x);
-  if constexpr (!plain || variant.v_reuse > 1) launder(thread_here);  // as below
+  launder(thread_here);  // as below: else the next U is loaded behind the last products, for want of registers
   const int thread = thread_here % 128, lane = thread % 32, warp = thread / 32;
   const Finish finisher(params, filter_block * filter_tile + warp * 16 + lane / 4 * 2);
   const Outputs* outputs = shared.outputs[state.work_tile_slot] + lane % 4 * 2;
