@@ -379,7 +379,7 @@ def report(
     from benchmarks.reports import documents
 
     files = root / documents.RESULTS
-    folders = {path.parent.name for path in files.glob("*/*.json")} - {"cpu"} if one_commit else set()
+    folders = {path.name for path in files.glob("*")} - {"cpu"} if one_commit else set()
     for gpu in sorted(folders):
         found = documents.commits(files, gpu)
         if len({commit for its in found.values() for commit in its}) > 1:

@@ -135,11 +135,12 @@ class _Steps:
     def gather(self) -> list[str]:
         """Joins what a run of several GPUs left that was ended from outside; what went wrong."""
         wrong = []
-        for path in sorted(self._folder.glob("gpu*/*.json")):
-            try:
-                self._join([self._path(path.stem), path], self._path(path.stem))
-            except ValueError as error:
-                wrong.append(str(error))
+        for folder in sorted(self._folder.glob("gpu*")):
+            for suite in results.files(folder):
+                try:
+                    self._join(suite, [self._folder, folder])
+                except ValueError as error:
+                    wrong.append(str(error))
         return wrong
 
     def run(self, step: Step, lane: _Lane) -> str:
@@ -150,8 +151,8 @@ class _Steps:
             return f"{step.suite}: {error}"
 
     def _run(self, step: Step, lane: _Lane) -> str:
-        path, left = self._path(step.suite), self._deadline - time.monotonic()
-        if step.name in _own(path, self._head).get("done", []):
+        left = self._deadline - time.monotonic()
+        if step.name in self._own(step.suite, self._folder).get("done", []):
             self._report(f"{step.suite}: the file has it")
             return ""
         if left < SHORTEST_S:
@@ -160,15 +161,15 @@ class _Steps:
         environment = {**dict.fromkeys(THREADS, self._threads), **os.environ}
         if lane is not None:
             environment["CUDA_VISIBLE_DEVICES"] = lane[1]
-        own = self._path(step.suite, lane)
-        own.parent.mkdir(exist_ok=True)
-        files = [(self._path(suite), self._path(suite, lane)) for suite in (step.suite, *step.beside)]
-        for of_all, of_lane in files:
-            self._join([of_lane, of_all], of_lane)
-        code = _process(step, own, left, environment)
-        for of_all, of_lane in files:
-            self._join([of_all, of_lane], of_all)
-        self._report(f"{step.suite}: {_rows(own, self._head)} rows, {time.monotonic() - begin:.0f} s")
+        folder = self._folder if lane is None else self._folder / f"gpu{lane[0]}"
+        own = results.path_of(folder, step.suite)
+        own.parent.mkdir(parents=True, exist_ok=True)
+        for suite in (step.suite, *step.beside):
+            self._join(suite, [folder, self._folder])
+        code = _process(step, folder, left, environment)
+        for suite in (step.suite, *step.beside):
+            self._join(suite, [self._folder, folder])
+        self._report(f"{step.suite}: {self._rows(step.suite, folder)} rows, {time.monotonic() - begin:.0f} s")
         why = "" if code == 0 else f"{step.suite}: exit code {code}; {own.with_suffix('.log')} says why"
         if code not in (0, UNTIMED):
             return why
@@ -176,32 +177,37 @@ class _Steps:
             return f"{step.suite}: {missing} not measured, the time was over"
         if time.monotonic() > self._deadline:
             return f"{step.suite}: ended behind the time; what it passed over is left to the next run"
-        self._note(step, path)
+        self._note(step)
         return why
 
-    def _path(self, suite: str, lane: _Lane = None) -> Path:
-        """Of a result file: that of all, or that of a GPU of several."""
-        return (self._folder if lane is None else self._folder / f"gpu{lane[0]}") / f"{suite}.json"
+    def _own(self, suite: str, folder: Path) -> results.Document:
+        """What a suite's file has of this machine, versions and commit."""
+        return results.merge(results.path_of(folder, suite), {**self._head, "suite": suite}, ())
 
-    def _join(self, paths: Sequence[Path], into: Path) -> None:
-        """What the files have of this machine and commit."""
+    def _rows(self, suite: str, folder: Path) -> int:
+        return len(results.own_rows(self._own(suite, folder)))
+
+    def _join(self, suite: str, folders: Sequence[Path]) -> None:
+        """The first folder's file gets what the files of all have of this machine and commit."""
         with self._joining:
-            known = [path for path in dict.fromkeys(paths) if _rows(path, self._head)]
+            known = [results.path_of(folder, suite) for folder in dict.fromkeys(folders) if self._rows(suite, folder)]
+            into = results.path_of(folders[0], suite)
             if known and known != [into]:
                 results.write(into, merge.joined(known))
 
-    def _note(self, step: Step, path: Path) -> None:
-        """The file has all of the step."""
+    def _note(self, step: Step) -> None:
+        """The file of all has all of the step."""
+        path = results.path_of(self._folder, step.suite)
         with self._joining:
             document = results.read(path)
             results.write(path, {**document, "done": [*document.get("done", []), step.name]})
 
 
-def _process(step: Step, path: Path, left: float, environment: dict[str, str]) -> int | str:
+def _process(step: Step, folder: Path, left: float, environment: dict[str, str]) -> int | str:
     """How a step ended that has so many seconds left."""
-    command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.arguments(path, left)]
+    command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.arguments(folder, left)]
     with (
-        open(path.with_suffix(".log"), "a") as log,
+        open(results.path_of(folder, step.suite).with_suffix(".log"), "a") as log,
         subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
         ) as process,
@@ -215,15 +221,6 @@ def _process(step: Step, path: Path, left: float, environment: dict[str, str]) -
             with contextlib.suppress(ProcessLookupError):  # it and the processes that it has started
                 os.killpg(process.pid, signal.SIGKILL)
             _running.discard(process.pid)
-
-
-def _own(path: Path, head: results.Document) -> results.Document:
-    """What a file has of this machine, versions and commit."""
-    return results.merge(path, {**head, "suite": path.stem}, ())
-
-
-def _rows(path: Path, head: results.Document) -> int:
-    return len(results.own_rows(_own(path, head)))
 
 
 def _visible(gpus: str) -> list[str]:

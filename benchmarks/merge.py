@@ -81,8 +81,8 @@ def joined(paths: Sequence[Path]) -> results.Document:
     return document
 
 
-def _suite(path: Path) -> str:
-    return path.name.partition(".")[0]
+def _suite(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def with_older(document: results.Document, older: results.Document) -> results.Document:
@@ -107,14 +107,14 @@ def merge(folders: Sequence[Path], into: Path, keep_older: bool = False) -> dict
     is no file."""
     found: dict[str, list[Path]] = {}
     for folder in (into, *folders):
-        for path in sorted(folder.glob("*.json")):
-            found.setdefault(_suite(path), []).append(path)
-    named = {_suite(path) for folder in folders for path in folder.glob("*.json")}
+        for name, path in results.files(folder).items():
+            found.setdefault(_suite(name), []).append(path)
+    named = {_suite(name) for folder in folders for name in results.files(folder)}
     if not named:
         raise ValueError(f"no result file in {', '.join(map(str, folders)) or 'no folder'}")
     documents = {}
     for suite in sorted(named):
-        held = into / f"{suite}.json"
+        held = results.path_of(into, suite)
         newer = [path for path in found[suite] if path != held]
         documents[suite] = document = joined(newer if keep_older and newer else found[suite])
         if keep_older and held in found[suite]:
@@ -123,7 +123,7 @@ def merge(folders: Sequence[Path], into: Path, keep_older: bool = False) -> dict
             is_older = older["commit"] != document["commit"]
             documents[suite] = with_older(document, older) if is_older else joined(found[suite])
     for suite, document in documents.items():
-        results.write(into / f"{suite}.json", document)
+        results.write(results.path_of(into, suite), document)
     return documents
 
 
@@ -137,4 +137,4 @@ def command(
 ) -> None:
     """Several folders of result files, of several GPUs of one kind say, as one; of one machine and commit."""
     for suite, document in merge(folders, into, keep_older).items():
-        console.print(f"{into / suite}.json: {len(document['rows'])} rows", highlight=False)
+        console.print(f"{results.path_of(into, suite)}: {len(document['rows'])} rows", highlight=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.corpus.networks import DECODERS
-from benchmarks.harness.results import CLASSES
+from benchmarks.harness.results import CLASSES, path_of
 from benchmarks.layers.sets import FUSED, suite_of
 from benchmarks.training import suite as training
 from fastconv.models import MAIN_NETWORKS
@@ -16,8 +16,8 @@ from fastconv.models.layers import SETS
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the benchmarks. suite: the name of its result file. folder: it is told where its file goes, and
-    not the file. beside: suites whose files it also reads there, or adds to."""
+    """One command of the benchmarks. suite: of its result file. folder: it is told where its file goes, and not the
+    file. beside: suites whose files it also reads there, or adds to."""
 
     suite: str
     command: tuple[str, ...]
@@ -28,9 +28,9 @@ class Step:
     def name(self) -> str:
         return " ".join(self.command)
 
-    def arguments(self, path: Path, budget_s: float) -> list[str]:
-        """All of the command line, for a result file."""
-        where = ["--folder", str(path.parent)] if self.folder else ["--json", str(path)]
+    def arguments(self, folder: Path, budget_s: float) -> list[str]:
+        """All of the command line, for a folder of result files."""
+        where = ["--folder", str(folder)] if self.folder else ["--json", str(path_of(folder, self.suite))]
         return [*self.command, *where, "--budget", f"{budget_s:.0f}", "--resume"]
 
 
@@ -74,18 +74,18 @@ def _gradients(direction: str, classes: str) -> Queue:
     return tuple(itertools.chain.from_iterable(steps))
 
 
-def _paper(source: str, part: str, suffix: str = "", *options: str) -> Step:
-    """A part of a source's experiments; suffix: what its file has behind the source."""
-    return Step(f"paper_{source}{suffix}", ("paper", source, "--parts", part, *options), folder=True)
+def _paper(source: str, part: str, *options: str, experiment: str | None = None) -> Step:
+    """A part of a source's experiments; experiment: whose file it shares."""
+    return Step(f"papers/{source}/{experiment or part}", ("paper", source, "--parts", part, *options), folder=True)
 
 
 def _survey(batch: int, workers: int) -> Step:
-    return _paper("cuconv", "survey", "", "--batch", str(batch), "--workers", str(workers))
+    return _paper("cuconv", "survey", "--batch", str(batch), "--workers", str(workers))
 
 
 def _resnets(names: str) -> Step:
     options = ("--network", names, "--workers", "5", "--compile-limit", "150")
-    return _paper("single_image", "networks", "_networks", *options)
+    return _paper("single_image", "networks", *options)
 
 
 # The forms of PyTorch that were ever its fastest, and what its users have, of which the compiled one without a graph
@@ -180,9 +180,9 @@ PHASES: dict[str, Phase] = {
             # VGG-19's first layers with their rivals' workspaces take most of a card of 80 GB.
             (_survey(256, 2), _survey(128, 2), *(_survey(batch, 4) for batch in (64, 32, 16, 8, 1))),
             (
-                _paper("lenet5", "network", "_network"),
-                _paper("megakernel", "filters"),
-                _paper("megakernel", "resnet2", "_resnet2"),
+                _paper("lenet5", "network"),
+                _paper("megakernel", "filters", experiment="layers"),
+                _paper("megakernel", "resnet2"),
             ),
         )
     ),
@@ -192,26 +192,26 @@ PHASES: dict[str, Phase] = {
                 _resnets("resnet152"),
                 _resnets("resnet101,resnet34"),
                 _resnets("resnet50,resnet18"),
-                _paper("single_image", "blocks", "_blocks"),
+                _paper("single_image", "blocks"),
             ),
         )
     ),
     "papers_layers": Phase(
         (
             (
-                _paper("lenet5", "layers", "", "--workers", "2"),
-                _paper("textbook", "ladder", "", "--workers", "2"),
-                _paper("textbook", "kernels", "_kernels"),
-                _paper("megakernel", "counters", "_counters"),
+                _paper("lenet5", "layers", "--workers", "2"),
+                _paper("textbook", "ladder", "--workers", "2"),
+                _paper("textbook", "kernels"),
+                _paper("megakernel", "counters"),
             ),
             (
                 _paper("megakernel", "layers"),
-                _paper("megakernel", "mapping"),
-                _paper("megakernel", "distribution"),
-                _paper("single_image", "layers", "", "--workers", "3"),
-                _paper("single_image", "kernels", "_kernels"),
-                _paper("megakernel", "networks", "_networks", "--workers", "2"),
-                _paper("cuconv", "counters", "_counters"),
+                _paper("megakernel", "mapping", experiment="layers"),
+                _paper("megakernel", "distribution", experiment="layers"),
+                _paper("single_image", "layers", "--workers", "3"),
+                _paper("single_image", "kernels"),
+                _paper("megakernel", "networks", "--workers", "2"),
+                _paper("cuconv", "counters"),
             ),
         )
     ),

@@ -31,7 +31,10 @@ STEP = """
 import json, os, pathlib, sys, time
 _, _, name, other, code, *options = sys.argv
 path = pathlib.Path(options[options.index("--json") + 1])
-folder = path.parent.parent if path.parent.name.startswith("gpu") else path.parent
+parts = path.with_suffix("").parts
+at = parts.index("papers") if "papers" in parts else -1
+suite, folder = "/".join(parts[at:]), pathlib.Path(*parts[:at])
+folder = folder.parent if folder.name.startswith("gpu") else folder
 print(name, os.environ.get("CUDA_VISIBLE_DEVICES"), *options)
 (folder / "threads").write_text(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
 (folder / f"{name}.turns").write_text(os.environ.get("FASTCONV_BENCH_TURNS", ""))
@@ -39,7 +42,7 @@ print(name, os.environ.get("CUDA_VISIBLE_DEVICES"), *options)
 end = time.monotonic() + 30
 while other and not (folder / other).exists() and time.monotonic() < end:
     time.sleep(0.01)
-head, row = {**json.loads(HEAD), "suite": path.stem}, {**json.loads(ROW), "layer": name}
+head, row = {**json.loads(HEAD), "suite": suite}, {**json.loads(ROW), "layer": name}
 held = json.loads(path.read_text()) if path.exists() else {**head, "rows": []}
 rows = [*held["rows"], row] if held["commit"] == head["commit"] and "--resume" in options else [row]
 if code in ("0", "3") and (not other or (folder / other).exists()):
@@ -85,13 +88,13 @@ def test_every_step_is_a_command_with_these_options(tmp_path: Path) -> None:
         suites = [name for queue in phase.queues for name in {its.suite for its in queue}]
         assert len(suites) == len(set(suites))  # nobody else writes the file meanwhile
         for its in [its for queue in phase.queues for its in queue]:
-            path = tmp_path / f"{its.suite}.json"
-            name, *arguments = its.arguments(path, 5.0)
+            name, *arguments = its.arguments(tmp_path, 5.0)
             context = group.commands[name].make_context(name, arguments)
             assert (context.params["budget"], context.params["resume"]) == (5.0, True)
             if its.folder:
                 assert Path(context.params["folder"]) == tmp_path
             else:
+                path = tmp_path / f"{its.suite}.json"
                 assert Path(context.params["json_path"]) == path  # a str in some of typer
 
 
@@ -355,6 +358,23 @@ def test_what_a_run_left_that_was_ended_from_outside_is_joined(tmp_path: Path) -
     (line,), _ = run([((step("other"),),)], tmp_path, gpus=("0", "1"))
     assert "Expecting" in line
     assert results.read(tmp_path / "layers.json")["rows"] == [ROW]
+
+
+@pytest.mark.parametrize("gpus", [(), ("0", "1")])
+def test_files_of_the_sources_are_joined_and_resumed_where_they_lie(tmp_path: Path, gpus: tuple[str, ...]) -> None:
+    suites = "papers/cuconv/survey", "papers/textbook/ladder"
+    for suite in suites:
+        results.write(tmp_path / f"gpu1/{suite}.json", {**HEAD, "suite": suite, "rows": [ROW]})
+    steps = tuple(step(Path(suite).name, suite=suite) for suite in suites)
+    for _ in range(2):
+        wrong, said = run([(steps,)], tmp_path, gpus=gpus)
+        assert (wrong, sorted(said)) == ([], [*suites])
+        for its in steps:
+            document = results.read(tmp_path / f"{its.suite}.json")
+            assert [row["layer"] for row in document["rows"]] == ["res1", Path(its.suite).name]
+            assert document["done"] == [its.name]
+    logs = [log.read_text() for log in tmp_path.rglob("papers/*/*.log")]
+    assert [log.count("--json") for log in logs] == [1, 1]  # the second run passes them over
 
 
 def test_a_file_that_breaks_the_contract_is_said_and_the_others_go_on(tmp_path: Path) -> None:

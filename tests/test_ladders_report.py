@@ -15,7 +15,7 @@ def test_lenet5_is_drawn(tmp_path):
     rows = [cuconv_row(layer, 100, "ieee", times, {"torch_default_nchw": 15.0}) for layer in (first, second)]
     # One of the two layers at another batch is no sum of both.
     rows.append(cuconv_row(first, 1000, "ieee", {"direct": 300.0}, {"torch_default_nchw": 15.0}))
-    write(tmp_path, "paper_lenet5", rows)
+    write(tmp_path, "papers/lenet5/layers", rows)
     lines = region(tmp_path, "lenet5/layers/ieee").splitlines()
     assert lines.pop() == "| 1000 | lenet1 | 300 | - | 15.0 | `torch_default_nchw` | **0.05x** | -, - |"
     assert lines[0].startswith("| batch | layer | `direct` us | `fused_unroll` us | best peer us |")
@@ -25,13 +25,13 @@ def test_lenet5_is_drawn(tmp_path):
     row = {"network": "lenet5_digits", "batch": 450, "class": "fp16", "mode": "direct", "us": 5.0, "swapped": 2}
     row |= {"peers": {"torch_eager": 6.0}, "best_peer": "torch_eager", "best_peer_us": 6.0, "total": 2}
     row |= {"logits_error": 1e-3, "peer_error": 1e-3, "top1_agreement": 0.99, "accuracy": 0.9, "torch_accuracy": 0.91}
-    write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}])
+    write(tmp_path, "papers/lenet5/network", [row | {"float64_accuracy": 0.92}])
     assert "| `fp16` | `direct` | 90.0 % | 91.0 % | 92.0 % | 99.0 % |" in region(tmp_path, "lenet5/network")
     half = row | {"mode": "ladder_half_fused", "accuracy": 0.9, "torch_accuracy": 0.95, "float64_accuracy": 0.92}
-    write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}, half])
+    write(tmp_path, "papers/lenet5/network", [row | {"float64_accuracy": 0.92}, half])
     said = region(tmp_path, "lenet5/said")
     assert said.endswith("FP16 arithmetic costs 5.0 % of the images (the source gains 0.02 %).")
-    write(tmp_path, "paper_lenet5_network", [row | {"float64_accuracy": 0.92}])
+    write(tmp_path, "papers/lenet5/network", [row | {"float64_accuracy": 0.92}])
     said = region(tmp_path, "lenet5/said")
     assert said.startswith("At batch 100 ")
     assert said.endswith("0 of 1 pairs of rung and class classify exactly as many test images rightly as PyTorch (not "
@@ -48,7 +48,11 @@ def test_the_steps_of_the_ladder_are_drawn(tmp_path):
         for layer in (first, second)
         for accuracy, its in (("ieee", times), ("fp16", half))
     ]
-    write(tmp_path, "paper_lenet5", [*rows, cuconv_row(first, 1000, "ieee", times, {"cudnn_gemm": 1.0}, errors=errors)])
+    write(
+        tmp_path,
+        "papers/lenet5/layers",
+        [*rows, cuconv_row(first, 1000, "ieee", times, {"cudnn_gemm": 1.0}, errors=errors)],
+    )
     image, _, *lines = region(tmp_path, "lenet5/ladder/ieee").splitlines()
     assert "h200_paper_lenet5_ladder_ieee.svg" in image
     assert len(lines) == 5
@@ -77,12 +81,12 @@ def test_the_fastest_rung_of_either_layer_is_combined(tmp_path):
         cuconv_row(layer, 100, "ieee", {"direct": 30.0, **its}, {"cudnn_gemm": 8.0})
         for layer, its in ((first, wide), (second, narrow))
     ]
-    write(tmp_path, "paper_lenet5", rows)
+    write(tmp_path, "papers/lenet5/layers", rows)
     last = region(tmp_path, "lenet5/steps").splitlines()[-1]
     assert last.endswith("| 4.00x `ladder_fused_4x64`, `ladder_fused_restrict_size` |")
     said = "the ladder's fastest rung for either layer takes 0.0 ms in FP32 against 0.0 ms of the best rival"
     assert said in region(tmp_path, "lenet5/said")
-    document = results.read(tmp_path / "h200/paper_lenet5.json")
+    document = results.read(tmp_path / "h200/papers/lenet5/layers.json")
     assert SOURCES["lenet5"].verdict(document, "ieee") == "ladder 1.25x behind, `direct` 3.75x behind rivals"
     document["rows"][0]["algorithms"]["direct_tiled"] = document["rows"][1]["algorithms"]["direct_tiled"] = 4.0
     assert SOURCES["lenet5"].verdict(document, "ieee").endswith("`direct_tiled` 2.00x ahead of rivals")
@@ -99,6 +103,6 @@ def test_what_the_textbooks_rungs_launch_is_drawn(tmp_path):
     other = kernel | {"kernel": "copy", "us": 1.0}
     row = cuconv_row(textbook.LAYERS[0], 64, "ieee", {"direct": 1.0}, {"cudnn_gemm": 1.0})
     row |= {"algorithm": "ladder_unroll_restrict", "kernels": [kernel, other]}
-    write(tmp_path, "paper_textbook_kernels", [row, row | {"kernels": []}])
+    write(tmp_path, "papers/textbook/kernels", [row, row | {"kernels": []}])
     (line,) = region(tmp_path, "textbook/kernels").splitlines()[2:]
     assert line.endswith("| `ladder_unroll_restrict` | `multiply` | 2 | 8 | 256 | 40 | 2048 | 75% | 3.0 | 1.0e-07 |")

@@ -56,8 +56,8 @@ def test_a_survey_goes_on_where_it_ended(options, monkeypatch, workers):
     monkeypatch.setattr(cuconv, "LAYERS", TINY)
     options = replace(options, batches=[1, 2], workers=workers)
     papers.run("cuconv", options)
-    document = results.read(options.out("paper_cuconv"))
-    assert document["suite"] == "paper_cuconv_cpu"
+    document = results.read(options.out("papers/cuconv/survey"))
+    assert document["suite"] == "papers/cuconv/survey_cpu"
     keys = [(row["layer"], row["n"], row["class"], row["layout"]) for row in document["rows"]]
     assert len(set(keys)) == len(keys) == 2 * 2 * 2 * 2
     for row in document["rows"]:
@@ -234,7 +234,7 @@ def test_single_image_runs_on_the_cpu(options, monkeypatch):
     options = replace(options, classes=["ieee"], parts=["layers", "kernels", "blocks"])
     found = papers.run("single_image", options)
     for part, document in found.items():
-        suite = "paper_single_image" + ("" if part == "layers" else f"_{part}")
+        suite = f"papers/single_image/{part}"
         assert document["suite"] == f"{suite}_cpu"
         assert results.read(options.out(suite))["rows"]
     assert {row["pass"] for row in found["layers"]["rows"]} == {"bias_relu"}
@@ -248,12 +248,12 @@ def test_single_image_runs_on_the_cpu(options, monkeypatch):
         assert set(row["peers"]) == set(single_image.CPU_PEERS)
     monkeypatch.setattr(timing, "measure", lambda *arguments, **more: pytest.fail("measured again"))
     monkeypatch.setattr(single_image, "_kernel_rows", lambda *arguments: pytest.fail("measured again"))
-    held = results.read(options.out("paper_single_image_blocks"))
+    held = results.read(options.out("papers/single_image/blocks"))
     again = papers.run("single_image", replace(options, resume=True))
     assert again["blocks"]["rows"] == held["rows"]
     assert len(again["kernels"]["rows"]) == len(found["kernels"]["rows"])
     held["rows"][0]["failures"]["compile_nchw"] = single_image.network_suite.NOT_BEGUN
-    results.write(options.out("paper_single_image_blocks"), held)
+    results.write(options.out("papers/single_image/blocks"), held)
     with pytest.raises(pytest.fail.Exception):  # there was no time for a part of it
         papers.run("single_image", replace(options, resume=True, parts=["blocks"]))
 
@@ -315,7 +315,7 @@ def test_lenet5_classifies_alike_on_every_rung(options):
         assert row["batch"] == lenet5.TEST_IMAGES
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lenet5, "trained", lambda *arguments: pytest.fail("trained again"))
-        held = results.read(options.out("paper_lenet5_network"))["rows"]
+        held = results.read(options.out("papers/lenet5/network"))["rows"]
         assert lenet5.network(replace(options, image=22, resume=True), epochs=1)["rows"] == held
     images, labels = lenet5.digits(22)
     assert images.shape == (1797, 1, 22, 22)
@@ -366,7 +366,8 @@ def test_the_command_writes_into_a_folder_and_fails_on_an_unknown_source(tmp_pat
     monkeypatch.setattr(cuconv, "LAYERS", TINY[1:])
     arguments = ["paper", "cuconv", "--device", "cpu", "--batch", "1", "--rounds", "1", "--folder", str(tmp_path)]
     assert CliRunner().invoke(cli.app, arguments).exit_code == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["paper_cuconv_cpu.json"]
+    assert results.files(tmp_path) == {"papers/cuconv/survey_cpu": tmp_path / "papers/cuconv/survey_cpu.json"}
+    assert [path.name for path in tmp_path.rglob("*")] == ["papers", "cuconv", "survey_cpu.json"]
     assert CliRunner().invoke(cli.app, ["paper", "nobody", "--device", "cpu"]).exit_code != 0
 
 
@@ -378,7 +379,7 @@ def test_a_survey_on_the_gpu_has_every_algorithm_of_cudnn(options):
     for row in document["rows"]:
         assert {"cudnn_implicit_gemm", "torch_default_nchw"} <= {*row["peers"], *row["once_us"]}
         assert row["us"] > 0
-    assert json.loads(options.out("paper_cuconv").read_text())["suite"] == "paper_cuconv"
+    assert json.loads(options.out("papers/cuconv/survey").read_text())["suite"] == "papers/cuconv/survey"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: kernels' attributes")
@@ -402,4 +403,4 @@ def test_the_megakernels_series_is_the_study_of_all_layers(options, monkeypatch)
     for parts, more in asked:
         assert parts == (("layers",),)
         assert len(megakernel.study.select(more["layers"])) == 22
-        assert (more["suite"], more["resume"]) == ("paper_megakernel", True)
+        assert (more["suite"], more["resume"]) == ("papers/megakernel/layers", True)

@@ -39,7 +39,7 @@ def results_folder(tmp_path):
     note = {"cudnn_gemm": "not a rival: error 1e-3 is beyond the class (5e-05)"}
     rows.append(cuconv_row(one, 1, "fp32", {"direct": 10.0}, refused, notes=note, best_peer="cudnn_direct"))
     rows[-1]["us_with_packing"] = 16.0
-    write(tmp_path, "paper_cuconv", rows)
+    write(tmp_path, "papers/cuconv/survey", rows)
     return tmp_path
 
 
@@ -76,17 +76,17 @@ def test_what_one_gpu_has_no_rows_of_is_drawn_from_the_next(results_folder):
     def both(name):
         return documents.region(f"h100+h200/paper/{name}", results_folder)
 
-    document = results.read(results_folder / "h200/paper_cuconv.json")
+    document = results.read(results_folder / "h200/papers/cuconv/survey.json")
     assert both("cuconv/overall") == region(results_folder, "cuconv/overall")
     assert both("cuconv/machine").startswith("NVIDIA H200, ")
     rows = [row for row in document["rows"] if row["class"] == "fp32"]
-    head = {**HEAD, "gpu": "NVIDIA H100 80GB HBM3", "suite": "paper_cuconv", "rows": rows}
-    results.write(results_folder / "h100/paper_cuconv.json", head)
+    head = {**HEAD, "gpu": "NVIDIA H100 80GB HBM3", "suite": "papers/cuconv/survey", "rows": rows}
+    results.write(results_folder / "h100/papers/cuconv/survey.json", head)
     assert "h100_paper_cuconv_auto_fp32.svg" in both("cuconv/sizes/auto/fp32")
     assert "h200_paper_cuconv_auto_ieee.svg" in both("cuconv/sizes/auto/ieee")
     assert both("cuconv/said") == region(results_folder, "cuconv/said")
     machines = [line.split(", driver")[0] for line in both("cuconv/machine").splitlines()]
-    assert machines == ["- `paper_cuconv`: NVIDIA H100 80GB HBM3", "- `paper_cuconv`: NVIDIA H200"]
+    assert machines == ["- `papers/cuconv/survey`: NVIDIA H100 80GB HBM3", "- `papers/cuconv/survey`: NVIDIA H200"]
     (line,) = (line for line in both("index").splitlines() if "[cuConv]" in line)
     assert "by 1.46x there | H200 | fastest in 50.0 %" in line
     (line,) = (line for line in both("worth").splitlines() if "Two stages" in line)
@@ -116,7 +116,7 @@ def test_single_image_is_drawn(tmp_path):
     row = cuconv_row(layer, 1, "ieee", {"direct": 16.0}, peers, notes=note, best_peer="cudnn_graph_nhwc")
     row |= {"best_peer_us": 24.0, "workspace_bytes": 1 << 20, "packed_bytes": 1 << 19, "pass": "bias_relu"}
     row |= {"us_with_packing": 18.0}
-    write(tmp_path, "paper_single_image", [row, row | {"layout": "nhwc", "us": 20.0}])
+    write(tmp_path, "papers/single_image/layers", [row, row | {"layout": "nhwc", "us": 20.0}])
     image, _, *_, line = region(tmp_path, "single_image/layers").splitlines()
     assert "h200_paper_single_image_layers_ieee.svg" in image
     assert line == (
@@ -127,14 +127,14 @@ def test_single_image_is_drawn(tmp_path):
     kernel = {"kernel": "void convolve<float>(Args)", "blocks": 8, "threads": 128, "registers": 64}
     kernel |= {"shared_bytes": 4096, "us": 3.0, "occupancy": 0.5}
     row |= {"us": None, "kernels": [kernel], "largest": 2e-5, "beyond": 0.002}
-    write(tmp_path, "paper_single_image_kernels", [row])
+    write(tmp_path, "papers/single_image/kernels", [row])
     assert "| `convolve` | 8 | 128 | 64 | 4096 | 50% | 3.0 |" in region(tmp_path, "single_image/kernels")
     assert region(tmp_path, "single_image/statistic").endswith("| `direct` | `ieee` | 2.0e-05 | 0.200 % | 0 of 1 |")
     network = {"network": "resnet18", "batch": 1, "class": "ieee", "mode": "eager", "us": 900.0, "swapped": 20}
     network |= {"total": 20, "logits_error": 1e-6, "top1_agreement": 1.0, "algorithm": "auto"}
     network |= {"peers": {"torch_eager": 1800.0, "folded_graph": 450.0}, "best_peer": "folded_graph"}
     network |= {"best_peer_us": 450.0}
-    write(tmp_path, "paper_single_image_networks", [network, network | {"mode": "fused_graph", "us": 300.0}])
+    write(tmp_path, "papers/single_image/networks", [network, network | {"mode": "fused_graph", "us": 300.0}])
     line = region(tmp_path, "single_image/networks").splitlines()[-1]
     assert line == "| resnet18 | `ieee` | 900 | 300 | 1800 | 450 | 1.50x | 2.00x |"
 
@@ -164,14 +164,14 @@ def test_columns_without_a_number_are_dropped():
 
 def test_a_loss_by_little_is_a_loss(tmp_path):
     rows = [megakernel_row(Layer("res1", 64, 56, 56, 64), 64, "ieee", 100.0, 99.8)]
-    write(tmp_path, "paper_megakernel", rows)
+    write(tmp_path, "papers/megakernel/layers", rows)
     assert "| 99.8 | **1.00x** |" in region(tmp_path, "megakernel/layers/ieee")
 
 
 def test_the_ladder_and_the_megakernels_networks_are_drawn(tmp_path):
     layer = textbook.LAYERS[0]
     row = cuconv_row(layer, 64, "ieee", {"direct": 4000.0, "im2col_gemm": 1000.0}, {"torch_default_nchw": 500.0})
-    write(tmp_path, "paper_textbook", [row, row | {"layout": "nhwc", "algorithms": {"direct": 3000.0}}])
+    write(tmp_path, "papers/textbook/ladder", [row, row | {"layout": "nhwc", "algorithms": {"direct": 3000.0}}])
     lines = region(tmp_path, "textbook/ladder/ieee").splitlines()
     rate = layer.direct_flops(64) / 3000.0 / 1e6
     assert lines[-2].startswith(f"| {layer.layer} | `direct` | NHWC | 3000 | {rate:.2f} | - |")
@@ -193,7 +193,7 @@ def test_the_ladder_and_the_megakernels_networks_are_drawn(tmp_path):
     network |= {"peers": {"torch_eager": 90e3}, "best_peer": "torch_eager", "best_peer_us": 90e3, "logits_error": 1e-6}
     network |= {"top1_agreement": 1.0, "own_us": 50e3, "layers_us": 60e3, "algorithm": "winograd_megakernel"}
     network |= {"peer_groups": {"torch_eager_nchw": {"convolution": 70e3, "other": 1e3}}}
-    write(tmp_path, "paper_megakernel_networks", [network])
+    write(tmp_path, "papers/megakernel/networks", [network])
     # Of PyTorch's 70 ms of convolutions, 10 are in layers that were not exchanged.
     assert "| 80.00 | 90.00 | 1.12x | 50.00 | 60.00 | 1.20x |" in region(tmp_path, "megakernel/networks")
     assert "VGG-16 1.20 times as fast" in region(tmp_path, "megakernel/said")
@@ -209,7 +209,7 @@ def test_what_the_mapping_hides_is_drawn(tmp_path):
     layer = Layer("vgg4_2", 512, 28, 28, 512)
     rows = [megakernel_row(layer, n, "ieee", 1000.0, series) for n, series in ((64, 1250.0), (1, 900.0))]
     rows.append(megakernel_row(layer, 8, "ieee", 1000.0, None))  # no room for all of V and M
-    write(tmp_path, "paper_megakernel", rows)
+    write(tmp_path, "papers/megakernel/layers", rows)
     found = megakernel_model.predicted(layer, 64)
     series, mixed = found.series, found.mixed
     line, means = region(tmp_path, "megakernel/hidden").splitlines()[2:]
@@ -235,7 +235,7 @@ def test_what_narrow_layers_and_one_image_are_worth_is_said(tmp_path):
     rows[-1]["algorithms"]["winograd_f4"] = 25.0
     rows[0]["peers"] |= {"torch_nchw": 400.0, "torch_nhwc": 300.0}
     rows[0] |= {"auto": "winograd_f4", "us_with_packing": 130.0, "workspace_bytes": 1 << 20, "packed_bytes": 1 << 19}
-    write(tmp_path, "paper_megakernel", rows)
+    write(tmp_path, "papers/megakernel/layers", rows)
     said = region(tmp_path, "megakernel/said")
     assert "is worth 1.10 times over the same tasks in series on 2 layers (1.21 on the 1 wide ones)" in said
     assert (
@@ -259,7 +259,7 @@ def test_the_maps_of_the_sweep_are_drawn(tmp_path):
     row |= {"d_ig": 1568, "d_go": 74, "m": 8, "algorithms": {"winograd_f4": 44.0}}
     rows = [row, row | {"variant": "m=4", "m": 4, "us": 55.0}, row | {"variant": "d_go=16", "d_go": 16, "us": 40.0}]
     rows.append(row | {"variant": "d_ig=0", "d_ig": 0, "us": 60.0, "algorithms": {"winograd_f4": None}})
-    write(tmp_path, "paper_megakernel", rows)
+    write(tmp_path, "papers/megakernel/layers", rows)
     (line,) = region(tmp_path, "megakernel/best_maps").splitlines()[2:]
     assert line == "| res1 | `fp32` | 50.0 | d_go = 16 | 40.0 | 44.0 | 1.10x |"
     assert "50.0 (8)" in region(tmp_path, "megakernel/mapping/fp32")
@@ -272,7 +272,7 @@ def test_the_maps_of_the_sweep_are_drawn(tmp_path):
 def test_where_filters_are_transformed_is_drawn(tmp_path):
     row = megakernel_row(Layer("res1", 64, 56, 56, 64), 1, "ieee", 80.0, None) | {"part": "filters", "error": 2e-7}
     row["algorithms"] = dict(zip(FILTER_FORMS, (70.0, 100.0, 80.0), strict=True))
-    write(tmp_path, "paper_megakernel", [row])
+    write(tmp_path, "papers/megakernel/layers", [row])
     line, mean = region(tmp_path, "megakernel/filters").splitlines()[2:]
     assert line == "| res1 | 1 | 70.0 | 100 | 80.0 | 1.25x | 2.0e-07 |"
     assert mean == "| geometric mean |  |  |  |  | 1.25x |  |"
@@ -285,7 +285,7 @@ def test_everybody_on_resnets_layer_is_drawn(tmp_path):
     row = cuconv_row(layer, 64, "ieee", {"direct": 900.0, "winograd_megakernel": 210.0}, peers, errors=errors)
     row |= {"peer_errors": {"triton_ieee": 3e-7}, "notes": {"cutlass_3xtf32": "no rival of class ieee: tensor cores"}}
     faster = row | {"layout": "nhwc", "algorithms": {"direct": 950.0, "winograd_megakernel": 200.0}}
-    write(tmp_path, "paper_megakernel_resnet2", [row, faster])
+    write(tmp_path, "papers/megakernel/resnet2", [row, faster])
     assert region(tmp_path, "megakernel/resnet2/ieee").splitlines()[4:] == [
         "| ours: `winograd_megakernel` | 200 | 1.00x | 2.0e-07 |",
         "| `triton_ieee` | 400 | 2.00x | 3.0e-07 |",
@@ -309,7 +309,7 @@ def test_what_the_megakernels_rows_say_of_the_claims_is_drawn(tmp_path):
         its = {"part": "mapping", "d_ig": 0, "d_go": 0, "algorithms": {"winograd_f4": 60.0}}
         rows += [megakernel_row(layer, 64, "fp32", 50.0 + 10 * (m != best), None) | its | {"variant": f"m={m}", "m": m}
                  for m in (1, 4)]  # fmt: skip
-    write(tmp_path, "paper_megakernel", rows)
+    write(tmp_path, "papers/megakernel/layers", rows)
     said = region(tmp_path, "megakernel/said/cudnn")
     assert said == "faster than cuDNN's non-fused Winograd on 1 of 2 layers in `ieee` (the source: 12 of 13)"
     said = region(tmp_path, "megakernel/said/sizes")
@@ -319,7 +319,7 @@ def test_what_the_megakernels_rows_say_of_the_claims_is_drawn(tmp_path):
     small = counted(narrow, 64, "winograd_megakernel", "D_IG, D_GO 0, M 1", us=300.0, dram_read_bytes=1e6)
     rows = [counted(narrow, 64, "winograd_megakernel", "as planned"), small]
     rows += [counted(narrow, 64, "winograd_megakernel", "in series"), counted(narrow, 64, "winograd_f4", l2_bytes=6e6)]
-    write(tmp_path, "paper_megakernel_counters", rows)
+    write(tmp_path, "papers/megakernel/counters", rows)
     said = region(tmp_path, "megakernel/said/moved")
     assert said == "in `ieee` 0.50 of the bytes in 3.0 times the time on res1"
     said = region(tmp_path, "megakernel/said/staged")
@@ -329,7 +329,7 @@ def test_what_the_megakernels_rows_say_of_the_claims_is_drawn(tmp_path):
 def test_what_the_counters_say_of_two_stages_is_drawn(results_folder):
     three, _ = TINY
     rows = [counted(three, 1, "two_stage", instructions=3e6), counted(three, 1, "torch")]
-    write(results_folder, "paper_cuconv_counters", rows)
+    write(results_folder, "papers/cuconv/counters", rows)
     said = region(results_folder, "cuconv/said/counters")
     assert said.startswith(
         "On 3x3 filters `two_stage` issues 3.0 times the instructions of PyTorch's kernel and moves 1.0"
@@ -339,12 +339,12 @@ def test_what_the_counters_say_of_two_stages_is_drawn(results_folder):
 
 def test_what_is_wrong_with_old_rows_is_said_of_them_alone(results_folder):
     rows = [counted(TINY[0], 1, "two_stage")]
-    write(results_folder, "paper_cuconv_counters", rows)
+    write(results_folder, "papers/cuconv/counters", rows)
     assert region(results_folder, "cuconv/said/caches").startswith("The profiler started every kernel from cold caches")
-    write(results_folder, "paper_cuconv_counters", [row | {"parts": []} for row in rows])
+    write(results_folder, "papers/cuconv/counters", [row | {"parts": []} for row in rows])
     assert region(results_folder, "cuconv/said/caches").startswith("The profiler starts every call from cold caches")
     assert region(results_folder, "cuconv/said/doubt") == ""
-    path = results_folder / "h200/paper_cuconv.json"
+    path = results_folder / "h200/papers/cuconv/survey.json"
     results.write(path, {**results.read(path), "commit": "fef9e29d555c" + "0" * 28})
     assert region(results_folder, "cuconv/said/doubt").startswith("**cuConv's shares are too high.**")
 
@@ -353,19 +353,19 @@ def test_what_single_images_rows_say_is_drawn(tmp_path):
     layer = next(layer for layer in single_image.LAYERS if layer.r == 1)
     times = {"direct_tiled": 8.0, "im2col_gemm": 12.0, "direct": 8.0}
     row = cuconv_row(layer, 1, "ieee", times, {"cudnn_graph_nchw": 16.0})
-    write(tmp_path, "paper_single_image", [row | {"us": 8.0}])
+    write(tmp_path, "papers/single_image/layers", [row | {"us": 8.0}])
     ideas = {line.split(" | ")[0]: line for line in region(tmp_path, "worth").splitlines()}
     assert ideas["| Our kernels, which fuse as cuDNN's do"].endswith("| 2.00x | 2.00x | 2.00x | 1 |")
     assert ideas["| Norm and ReLU inside, batch 1"].endswith("| (not measured) |  |  | 0 |")
     passes = row | {"layout": "nhwc", "peers": row["peers"] | {"torch_nhwc": 24.0}}
-    write(tmp_path, "paper_single_image", [row | {"us": 8.0}, passes])
+    write(tmp_path, "papers/single_image/layers", [row | {"us": 8.0}, passes])
     (line,) = (line for line in region(tmp_path, "worth").splitlines() if line.startswith("| Norm and ReLU inside"))
     assert line.endswith("| 1.50x | 1.50x | 1.50x | 1 |")
     ours = [{"kernel": "convolve<1>(A)", "us": 4.0}]
     theirs = [{"kernel": "gemm", "us": 5.0}, {"kernel": "im2col_gemm::finish_chunk<float>(A)", "us": 1.0}]
     row |= {"largest": 1e-6, "beyond": 0.0}
     rows = [row | {"algorithm": "direct_tiled", "kernels": ours}, row | {"algorithm": "im2col_gemm", "kernels": theirs}]
-    write(tmp_path, "paper_single_image_kernels", rows)
+    write(tmp_path, "papers/single_image/kernels", rows)
     said = region(tmp_path, "single_image/said/pointwise")
     assert said.startswith("our 1x1 layers are 1.50 times as fast as `im2col_gemm`")
     assert said.endswith(f"kernels alone: 4.0 and 5.0 us on {layer.layer.removeprefix('1x1 ')}")
@@ -373,7 +373,7 @@ def test_what_single_images_rows_say_is_drawn(tmp_path):
     network = {"network": "resnet18", "batch": 1, "mode": "eager", "us": 900.0, "swapped": 20, "total": 20}
     network |= {"logits_error": 1e-6, "top1_agreement": 1.0, "best_peer": "torch_eager", "best_peer_us": 450.0}
     rows = [network | {"class": name, "peers": {"torch_eager": us}} for name, us in (("ieee", 450.0), ("fp32", 1800.0))]
-    write(tmp_path, "paper_single_image_networks", rows)
+    write(tmp_path, "papers/single_image/networks", rows)
     assert region(tmp_path, "single_image/said/spread") == "0.5 and 1.8 ms of resnet18"
     said = region(tmp_path, "single_image/said/whole")
     assert said.startswith(
@@ -397,7 +397,7 @@ def test_every_idea_has_its_worth_or_none(results_folder, tmp_path):
     assert all(line.endswith("|  | (not measured) |  |  | 0 |") for line in empty)
     layer = textbook.LAYERS[0]
     times = {"direct": 4000.0, "direct_tiled": 1000.0, "im2col_gemm": 500.0, "ladder_unroll_restrict": 2000.0}
-    write(results_folder, "paper_textbook", [cuconv_row(layer, 64, "ieee", times, {"cudnn_gemm": 400.0})])
+    write(results_folder, "papers/textbook/ladder", [cuconv_row(layer, 64, "ieee", times, {"cudnn_gemm": 400.0})])
     found = {line.split(" | ")[0]: line for line in region(results_folder, "worth").splitlines()}
     assert found["| Tiles in shared memory"].endswith("| 4.00x | 4.00x | 4.00x | 1 |")
     assert found["| A product of the unrolled input"].endswith("| **0.50x** | **0.50x** | **0.50x** | 1 |")

@@ -98,9 +98,20 @@ def slug(gpu: str) -> str:
     return "-".join(word for word in words if not noise.fullmatch(word)) or "unknown"
 
 
+def path_of(folder: Path | str, suite: str) -> Path:
+    """A suite is named as its file in the folder of a device: `layers`, `papers/<source>/<experiment>`."""
+    return Path(folder) / f"{suite}.json"
+
+
+def files(folder: Path | str) -> dict[str, Path]:
+    """Suite -> its file, of all in the folder of a device; what its workers write is `<suite>.<part>`."""
+    paths = sorted(path for pattern in ("*.json", "papers/*/*.json") for path in Path(folder).glob(pattern))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+
+
 def default_path(head: Document, root: Path | str = "benchmarks/results") -> Path:
     """`benchmarks/results/<gpu>/<suite>.json` below the working directory; every CPU is `cpu`."""
-    return Path(root) / (slug(head["gpu"]) if head["cuda"] else "cpu") / f"{head['suite']}.json"
+    return path_of(Path(root) / (slug(head["gpu"]) if head["cuda"] else "cpu"), head["suite"])
 
 
 def read(path: Path | str) -> Document:

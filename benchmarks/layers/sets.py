@@ -65,9 +65,8 @@ def grid(
 
 def suite_of(layer_set: str, direction: str = "forward", device: str = "cuda") -> str:
     """The suite under whose name results of a set, or of a sweep, for a pass (of PASSES) on such a device are kept."""
-    of_paper = layer_set.startswith("paper_")  # which has one pass, and its own name
-    name = layer_set if of_paper or layer_set in ("layers", "sweep") else f"layers_{layer_set}"
-    name = name if of_paper or direction == "forward" else f"{name}_{direction}"
+    name = layer_set if layer_set in ("layers", "sweep") else f"layers_{layer_set}"
+    name = name if direction == "forward" else f"{name}_{direction}"
     return name if device == "cuda" else f"{name}_cpu"
 
 

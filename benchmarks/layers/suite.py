@@ -107,6 +107,7 @@ def run(
     workers: int = 1,
     survey: bool = False,
     triton: bool = False,
+    suite: str | None = None,
 ) -> results.Document:
     """Times a layer set and writes the result file, after every layer; returns its content.
 
@@ -120,7 +121,8 @@ def run(
     layouts: ours; default NHWC, on the CPU both. isolate: measure in a second process, which is started again without
     the contender that made it crash or hang (`banned` in the file); default on CUDA. layer_set: of
     fastconv.models.layers.SETS, or "sweep".
-    direction: the pass, of sets.PASSES; any but forward is in the suite's name.
+    direction: the pass, of sets.PASSES; any but forward is in the suite's name. suite: the file's, default
+    sets.suite_of.
     workers: so many processes measure, one at a time on the GPU, while the others build cuDNN's plans.
     survey: very many layers in little time: rivals without a search, few rounds, nothing printed but the end; all but
     the rounds of a small layer is done beside other workers. Algorithms that are named are timed, however slow.
@@ -141,7 +143,7 @@ def run(
     chosen = [layer for layer in layers or () if isinstance(layer, Layer)]
     if not chosen:
         chosen = select(layers, layer_set)  # type: ignore[arg-type]
-    suite = suite_of(layer_set, direction, device.type)
+    suite = suite or suite_of(layer_set, direction, device.type)
     head = environment.describe(suite, device)
     path = Path(out) if out is not None else results.default_path(head)
     plan = _Plan(

@@ -1,8 +1,9 @@
 """The experiments of the five sources (docs/concepts/algorithms.md), repeated: one module per source.
 
 Each module has `PARTS`, its experiments by name, which measure by the suites of layers and networks and return their
-documents; `GPU_PARTS` are those of them that a CPU is not asked for. Files are `results/<gpu>/paper_<name>.json`, with
-the part behind where a source has more than one kind of row; `benchmarks/reports/papers` draws docs/papers from them.
+documents; `GPU_PARTS` are those of them that a CPU is not asked for. Files are
+`results/<gpu>/papers/<source>/<experiment>.json`, a part each, but that the megakernel's parts with rows of one kind
+share `layers`; `benchmarks/reports/papers` draws docs/papers from them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import results
 from benchmarks.harness.runs import deadline_of, seconds_to
+from fastconv import environment
 
 NAMES = ("megakernel", "textbook", "cuconv", "single_image", "lenet5")  # in the order of the sources
 
@@ -49,12 +52,18 @@ class Options:
 
     def out(self, name: str) -> Path:
         """The file of a suite."""
-        from benchmarks.harness import results
-        from fastconv import environment
-
         if self.folder is not None:
-            return self.folder / f"{self.suite(name)}.json"
+            return results.path_of(self.folder, self.suite(name))
         return results.default_path(environment.describe(self.suite(name), self.device))
+
+    def file(self, name: str) -> dict[str, Any]:
+        """It and the suite's name on the device, as whoever measures takes them."""
+        return {"out": self.out(name), "suite": self.suite(name)}
+
+    def held(self, name: str, key: tuple[str, ...]) -> tuple[Path, results.Document]:
+        """The file of a suite, and what to add rows to, as `results.merge`."""
+        out = self.out(name)
+        return out, results.merge(out, environment.describe(self.suite(name), self.device), key)
 
 
 def run(name: str, options: Options) -> dict[str, dict[str, Any]]:

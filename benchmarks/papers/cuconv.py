@@ -16,7 +16,6 @@ from fastconv.models.layers import Layer
 BATCHES = (1, 8, 16, 32, 64, 128, 256)
 CLASSES = ("ieee", "fp32")
 LAYOUTS = ("nchw", "nhwc")
-SUITE = "paper_cuconv"
 COUNTED = ("832->384 @7x7 1x1", "480->192 @14x14 1x1", "512->512 @7x7 3x3", "128->128 @28x28 3x3")  # of `counters`
 
 
@@ -98,13 +97,12 @@ def survey(options: Options) -> dict[str, Any]:
         _chosen(options, ("",)),
         rounds=options.rounds,
         budget_s=options.budget_s,
-        out=options.out(SUITE),
         device=options.device,
         layouts=LAYOUTS,
-        layer_set=SUITE,
         resume=options.resume,
         workers=options.workers,
         survey=True,
+        **options.file("papers/cuconv/survey"),
     )
     return document
 
@@ -116,8 +114,8 @@ def counters(options: Options) -> dict[str, Any]:
     return hardware.run(
         _chosen(options, COUNTED),
         options.batches[0] if options.batches else 1, options.classes or CLASSES[:1], ("two_stage", "torch"),
-        out=options.out(f"{SUITE}_counters"), suite=f"{SUITE}_counters", layout="nchw",
-        budget_s=options.budget_s, resume=options.resume, report=options.report,
+        layout="nchw", budget_s=options.budget_s, resume=options.resume, report=options.report,
+        **options.file("papers/cuconv/counters"),
     )  # fmt: skip
 
 

@@ -46,8 +46,8 @@ def layers(options: Options) -> results.Document:
     return layer_suite.run(
         options.batches or BATCHES, options.classes or (CLASSES if on_gpu else CPU_CLASSES),
         select(options.layers, "lenet5"), [*RUNGS, *ladder.RUNGS], rounds=options.rounds, budget_s=options.budget_s,
-        out=options.out("paper_lenet5"), device=options.device, layouts=("nchw",), layer_set="paper_lenet5",
-        resume=options.resume, workers=options.workers, survey=True,
+        device=options.device, layouts=("nchw",), resume=options.resume, workers=options.workers, survey=True,
+        **options.file("papers/lenet5/layers"),
     )  # fmt: skip
 
 
@@ -95,8 +95,7 @@ def trained(size: int = SIZE, epochs: int = EPOCHS) -> nn.Sequential:
 
 def network(options: Options, epochs: int = EPOCHS) -> results.Document:
     """A network row per class and rung, written after each class."""
-    device, out = torch.device(options.device), options.out("paper_lenet5_network")
-    document = results.merge(out, fastconv.environment.describe(options.suite("paper_lenet5_network"), device), KEY)
+    device, (out, document) = torch.device(options.device), options.held("papers/lenet5/network", KEY)
     held = {row["class"] for row in results.own_rows(document) if options.resume}
     classes = [
         accuracy

@@ -70,8 +70,8 @@ def _studied(
     for batch, classes in runs:
         document = study.run(
             (part,), layers=names, classes=classes, batch=batch, rounds=options.rounds,
-            budget_s=seconds_to(deadline) or 0.0, out=options.out("paper_megakernel"), suite="paper_megakernel",
-            resume=options.resume, report=options.report,
+            budget_s=seconds_to(deadline) or 0.0, resume=options.resume, report=options.report,
+            **options.file("papers/megakernel/layers"),
         )  # fmt: skip
     return document
 
@@ -80,8 +80,8 @@ def counters(options: Options) -> results.Document:
     """A row per layer, class, algorithm and map."""
     return hardware.run(
         options.layers or COUNTED, options.batches[0] if options.batches else BATCH, options.classes or CLASSES,
-        (study.NAME, study.STAGED), out=options.out("paper_megakernel_counters"), suite="paper_megakernel_counters",
-        budget_s=options.budget_s, resume=options.resume, report=options.report,
+        (study.NAME, study.STAGED), budget_s=options.budget_s, resume=options.resume, report=options.report,
+        **options.file("papers/megakernel/counters"),
     )  # fmt: skip
 
 
@@ -89,15 +89,15 @@ def resnet2(options: Options) -> results.Document:
     """A row per class and layout of ours."""
     return layer_suite.run(
         options.batches or (BATCH,), options.classes or RESNET2_CLASSES, select(RESNET2), rounds=options.rounds,
-        budget_s=options.budget_s, out=options.out("paper_megakernel_resnet2"), device=options.device,
-        layouts=("nchw", "nhwc"), layer_set="paper_megakernel_resnet2", resume=options.resume, triton=True,
+        budget_s=options.budget_s, device=options.device, layouts=("nchw", "nhwc"), resume=options.resume, triton=True,
+        **options.file("papers/megakernel/resnet2"),
     )  # fmt: skip
 
 
 def networks(options: Options) -> results.Document:
     """A row per network and class."""
     return paper_networks.run(
-        options, "paper_megakernel_networks", options.networks or NETWORKS, options.classes or NETWORK_CLASSES,
+        options, "papers/megakernel/networks", options.networks or NETWORKS, options.classes or NETWORK_CLASSES,
         modes=("eager",), peers=("torch_eager",), layouts=("nchw",), algorithm=ALGORITHM,
         batch=options.batches[0] if options.batches else None, image=options.image or IMAGE,
     )  # fmt: skip

@@ -16,12 +16,12 @@ def run(options: Options, name: str, networks: Sequence[str], classes: Sequence[
     arguments: dict[str, Any] = {
         "rounds": options.rounds,
         "device": options.device,
-        "suite": options.suite(name),
         "budget_s": options.budget_s,
         "resume": options.resume,
         "report": options.report,
-        "out": options.out(name),
-    } | own
+        **options.file(name),
+        **own,
+    }
     if options.workers > 1:
         return workers.run(networks, classes, options.workers, **arguments)
     return suite.run(networks, classes, **arguments)

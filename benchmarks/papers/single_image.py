@@ -67,17 +67,14 @@ def layers(options: Options) -> results.Document:
     """The six layers, ours by every algorithm, against every rival of a fused pass."""
     return layer_suite.run(
         options.batches or (1,), options.classes or CLASSES, _layers_of(options), rounds=options.rounds,
-        budget_s=options.budget_s, out=options.out("paper_single_image"), device=options.device,
-        layouts=("nchw", "nhwc"), layer_set="paper_single_image", direction=DIRECTION, resume=options.resume,
-        workers=options.workers,
+        budget_s=options.budget_s, device=options.device, layouts=("nchw", "nhwc"), direction=DIRECTION,
+        resume=options.resume, workers=options.workers, **options.file("papers/single_image/layers"),
     )  # fmt: skip
 
 
 def kernels(options: Options) -> results.Document:
     """A row per layer, class and algorithm, in NCHW as the source: what is launched, and how large the errors are."""
-    device, out = torch.device(options.device), options.out("paper_single_image_kernels")
-    head = fastconv.environment.describe(options.suite("paper_single_image_kernels"), device)
-    document = results.merge(out, head, KERNEL_KEY)
+    device, (out, document) = torch.device(options.device), options.held("papers/single_image/kernels", KERNEL_KEY)
     rows = results.own_rows(document) if options.resume else []
     held = {tuple(row[name] for name in ("layer", "n", "class")) for row in rows}
     deadline = deadline_of(options.budget_s)
@@ -147,10 +144,8 @@ def block(layer: Layer) -> tuple[nn.Module, torch.Tensor]:
 
 def blocks(options: Options) -> results.Document:
     """A network row per layer, class and form."""
-    target, out = torch.device(options.device), options.out("paper_single_image_blocks")
-    document = results.merge(
-        out, network_suite.head_of(target, options.suite("paper_single_image_blocks")), network_suite.KEY
-    )
+    target = torch.device(options.device)
+    out, document = options.held("papers/single_image/blocks", network_suite.KEY)
     held = network_suite.held_of(document) if options.resume else set()
     (modes, peers), deadline = _forms(options), deadline_of(options.budget_s)
     for layer in _layers_of(options):
@@ -176,7 +171,7 @@ def networks(options: Options) -> results.Document:
     """The ResNets at batch 1."""
     modes, peers = _forms(options)
     return paper_networks.run(
-        options, "paper_single_image_networks", options.networks or RESNETS, options.classes or CLASSES,
+        options, "papers/single_image/networks", options.networks or RESNETS, options.classes or CLASSES,
         modes=modes, peers=peers, batch=(options.batches or (1,))[0], image=options.image,
         compile_limit_s=options.compile_limit_s,
     )  # fmt: skip

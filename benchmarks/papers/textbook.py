@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import fastconv
 from benchmarks.harness import launches, ours, results, turns
 from benchmarks.harness.runs import deadline_of, is_past
 from benchmarks.layers import group as layer_group
@@ -116,16 +115,14 @@ def ladder(options: Options) -> results.Document:
     """The rungs on the three layers."""
     return layer_suite.run(
         options.batches or BATCHES, options.classes or CLASSES, _layers_of(options), [*RUNGS], rounds=options.rounds,
-        budget_s=options.budget_s, out=options.out("paper_textbook"), device=options.device, layouts=("nchw", "nhwc"),
-        layer_set="paper_textbook", resume=options.resume, workers=options.workers, survey=True,
+        budget_s=options.budget_s, device=options.device, layouts=("nchw", "nhwc"), resume=options.resume,
+        workers=options.workers, survey=True, **options.file("papers/textbook/ladder"),
     )  # fmt: skip
 
 
 def kernels(options: Options) -> results.Document:
     """A row per layer and rung, NCHW: class `ieee`, and of what has only tensor cores `fp32`."""
-    device, out = torch.device(options.device), options.out("paper_textbook_kernels")
-    head = fastconv.environment.describe(options.suite("paper_textbook_kernels"), device)
-    document = results.merge(out, head, KERNEL_KEY)
+    device, (out, document) = torch.device(options.device), options.held("papers/textbook/kernels", KERNEL_KEY)
     held = {(row["layer"], row["n"]) for row in results.own_rows(document)} if options.resume else set()
     n, deadline = (options.batches or BATCHES)[0], deadline_of(options.budget_s)
     with torch.inference_mode():

@@ -39,7 +39,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.results import CLASSES, TRAINING_CLASSES, Document, read
+from benchmarks.harness.results import CLASSES, TRAINING_CLASSES, Document, files, path_of, read
 from benchmarks.reports import (
     builds,
     common,
@@ -61,18 +61,17 @@ SHOWN = re.compile(r"\]\((?:[./]*docs/|[./]*)figures/([\w.-]+)\)")
 
 def commits(results: Path, gpu: str) -> dict[str, list[str]]:
     """Suite -> the commits of its rows, of every file of a device."""
-    return {
-        path.stem: common.commits_of(document) for path, document in _files(results, gpu).items() if document["rows"]
-    }
+    found = _documents(results, gpu)
+    return {suite: common.commits_of(document) for suite, document in found.items() if document["rows"]}
 
 
-def _files(results: Path, gpu: str) -> dict[Path, Document]:
-    return {path: read(path) for path in sorted((results / gpu).glob("*.json"))}
+def _documents(results: Path, gpu: str) -> dict[str, Document]:
+    return {suite: read(path) for suite, path in files(results / gpu).items()}
 
 
 def _paths(results: Path, gpu: str, suite: str) -> list[Path]:
     # The CPU's suites carry the device in their name.
-    return [results / gpu / f"{suite}.json", results / gpu / f"{suite}_{gpu}.json"]
+    return [path_of(results / gpu, name) for name in (suite, f"{suite}_{gpu}")]
 
 
 def _found(results: Path, gpu: str, suite: str) -> Document | None:
@@ -125,9 +124,9 @@ def region(name: str, results: Path) -> str:
         case ["layers", "within"]:
             return layers.within_summary(file("layers"))
         case ["overview"]:
-            return overview.table({path.stem: document for path, document in _files(results, gpu).items()})
+            return overview.table(_documents(results, gpu))
         case ["sets"]:
-            return layers.sets_table({path.stem: document for path, document in _files(results, gpu).items()})
+            return layers.sets_table(_documents(results, gpu))
         case ["networks", "summary"]:
             return networks.summary(file("networks"), None, *rivals())
         case ["networks", "summary", accuracy] if accuracy in CLASSES:
@@ -151,8 +150,8 @@ def region(name: str, results: Path) -> str:
             if (text := sentences.said(sentence, arguments, file)) is not None:
                 return text
         case ["paper", *name_of]:
-            files = {each: partial(_found, results, each) for each in gpu.split("+")}
-            if (text := papers.region(name_of, files)) is not None:
+            found_of = {each: partial(_found, results, each) for each in gpu.split("+")}
+            if (text := papers.region(name_of, found_of)) is not None:
                 return text
         case ["megakernel", *name_of]:
             if (text := megakernel.region(name_of, gpu, file("megakernel"))) is not None:
@@ -179,16 +178,17 @@ def fill(text: str, results: Path) -> str:
 def figures(results: Path) -> dict[str, Callable[[Path], None]]:
     """Every figure that the result files allow: its file's name, and what draws it there."""
     found: dict[str, Callable[[Path], None]] = {}
-    for file in sorted(results.glob("*/*.json")):
-        prefix, document = f"{file.parent.name}_{file.stem}", read(file)
-        if file.stem.startswith("networks"):
-            found |= networks.figures(document, prefix)
-        elif file.stem == "megakernel":
-            found |= megakernel.figures(document, prefix)
-        elif file.stem.startswith("paper_"):
-            found |= papers.figures(document, prefix)
-        elif file.stem.startswith("layers"):
-            found |= layers.figures(document, prefix)
+    for folder in sorted(results.glob("*")):
+        for suite, document in _documents(results, folder.name).items():
+            prefix = f"{folder.name}_{suite}"
+            if suite.startswith("networks"):
+                found |= networks.figures(document, prefix)
+            elif suite == "megakernel":
+                found |= megakernel.figures(document, prefix)
+            elif suite.startswith("papers/"):
+                found |= papers.figures(document, folder.name, suite)
+            elif suite.startswith("layers"):
+                found |= layers.figures(document, prefix)
     return found
 
 

@@ -149,7 +149,7 @@ def _is_narrow(module: nn.Module) -> bool:
 
 def launches(folder: Path, say: Callable[[str], None]) -> None:
     """Networks in a graph over the sum of their kernels: what lies between launches."""
-    for suite in ("networks", "paper_single_image_networks"):
+    for suite in ("networks", "papers/single_image/networks"):
         for row in _rows(folder, suite, mode="fused_graph"):
             its = {name: row[name] for name in ("network", "batch", "class")}
             for fused in _rows(folder, suite, mode="fused", **its):

@@ -65,8 +65,8 @@ def region(rest: Sequence[str], files: Mapping[str, File]) -> str | None:
 
 
 def _drawn(source: str, table: str, arguments: Sequence[str], gpu: str, file: File) -> str:
-    needed, draw = SOURCES[source].TABLES[table]
-    document = file(needed or f"paper_{source}")  # arithmetic alone is of the GPU that its source's rows are of
+    needed, draw = SOURCES[source].TABLES[table]  # arithmetic alone is of the GPU that has these rows
+    document = file(needed)
     if document is None or not document["rows"]:
         return NOTHING
     text: str = draw(document, gpu, *arguments)
@@ -77,7 +77,7 @@ def _machines(source: str, files: Mapping[str, File]) -> str:
     """What the source's tables are of: of each file's classes and parts the first GPU that has them; a line for each
     machine and commit."""
     found: dict[str, list[str]] = {}
-    for suite in dict.fromkeys(suite for suite, _ in SOURCES[source].TABLES.values() if suite is not None):
+    for suite in dict.fromkeys(suite for suite, _ in SOURCES[source].TABLES.values()):
         drawn: set[tuple[str, str | None]] = set()
         for file in files.values():
             document = file(suite) or {"rows": []}
@@ -90,12 +90,17 @@ def _machines(source: str, files: Mapping[str, File]) -> str:
     return "\n".join(f"- {', '.join(its)}: {line}" for line, its in found.items()) or NOTHING
 
 
-FIGURES = {"cuconv": cuconv.figures, "textbook": textbook.figures, "megakernel": megakernel.figures}
-FIGURES |= {"megakernel_resnet2": megakernel.resnet2_figures, "single_image": single_image.figures}
-FIGURES |= {"lenet5": lenet5.figures}
+FIGURES = {
+    "papers/cuconv/survey": cuconv.figures,
+    "papers/textbook/ladder": textbook.figures,
+    "papers/megakernel/layers": megakernel.figures,
+    "papers/megakernel/resnet2": megakernel.resnet2_figures,
+    "papers/single_image/layers": single_image.figures,
+    "papers/lenet5/layers": lenet5.figures,
+}
 
 
-def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
-    """What a file of benchmarks/papers allows, for docs/papers."""
-    draw = FIGURES.get(prefix.partition("_paper_")[2])
-    return draw(document, prefix) if draw else {}
+def figures(document: Document, gpu: str, suite: str) -> dict[str, Callable[[Path], None]]:
+    """What a file of benchmarks/papers allows, for docs/papers: <gpu>_paper_<source>_*.svg."""
+    _, source, _ = suite.split("/")
+    return FIGURES[suite](document, f"{gpu}_paper_{source}") if suite in FIGURES else {}

@@ -176,17 +176,17 @@ def memory(document: Document, gpu: str) -> str:
 
 
 TABLES = {
-    "overall": ("paper_cuconv", overall),
-    "sizes": ("paper_cuconv", sizes),
-    "variants": ("paper_cuconv", variants),
-    "memory": ("paper_cuconv", memory),
-    "counters": ("paper_cuconv_counters", counters.table),
+    "overall": ("papers/cuconv/survey", overall),
+    "sizes": ("papers/cuconv/survey", sizes),
+    "variants": ("papers/cuconv/survey", variants),
+    "memory": ("papers/cuconv/survey", memory),
+    "counters": ("papers/cuconv/counters", counters.table),
 }
 
 
 def said(file: File) -> str:
     """What holds of the claim: 8.31 % of 602 configurations, 1.46 times in the mean, 2.29 at most."""
-    document = file("paper_cuconv")
+    document = file("papers/cuconv/survey")
     rows = of_class(document, "ieee", "nchw") if document else []
     if not rows:
         return NOTHING
@@ -209,7 +209,7 @@ def said(file: File) -> str:
 
 def _pairs(file: File) -> list[tuple[Row, Row]]:
     """Of each layer whose counters were read: the row of two_stage, and that of PyTorch's convolution."""
-    rows = [row for row in rows_in(file, "paper_cuconv_counters") if row.get("us")]
+    rows = [row for row in rows_in(file, "papers/cuconv/counters") if row.get("us")]
     found = {(row["layer"], row["n"], row["class"], row["algorithm"]): row for row in rows}
     pairs = ((row, found.get((row["layer"], row["n"], row["class"], "torch"))) for row in rows)
     return [(row, other) for row, other in pairs if other is not None and row["algorithm"] == "two_stage"]
@@ -246,7 +246,7 @@ def counted(file: File) -> str:
 
 def surveyed(file: File) -> str:
     """The layers whose counters were read, as the survey has timed them."""
-    rows = {(row["layer"], row["n"], row["class"], row["layout"]): row for row in rows_in(file, "paper_cuconv")}
+    rows = {(row["layer"], row["n"], row["class"], row["layout"]): row for row in rows_in(file, "papers/cuconv/survey")}
     parts = []
     for own, _ in _pairs(file):
         row = rows.get((own["layer"], own["n"], own["class"], "nchw"))
@@ -257,12 +257,12 @@ def surveyed(file: File) -> str:
 
 
 def caches(file: File) -> str:
-    return counters.caches(rows_in(file, "paper_cuconv_counters"))
+    return counters.caches(rows_in(file, "papers/cuconv/counters"))
 
 
 def doubt(file: File) -> str:
     """What is wrong with the survey's rows, as long as they are those."""
-    document = file("paper_cuconv")
+    document = file("papers/cuconv/survey")
     if document is None or not document["rows"]:
         return NOTHING
     if SINGLE_CALLS not in common.commits_of(document):

@@ -16,7 +16,7 @@ from benchmarks.studies.ladder import HALF
 
 
 def _megakernel(file: File) -> tuple[str, str]:
-    document = megakernel.of_batch(file("paper_megakernel") or {"rows": []}, megakernel.BATCH)
+    document = megakernel.of_batch(file("papers/megakernel/layers") or {"rows": []}, megakernel.BATCH)
     parts: list[str] = []
     staged: dict[str, float | None] = {}
     for accuracy in ("ieee", "fp32"):
@@ -39,7 +39,7 @@ RIVALS = ("cuDNN's", "tasks in series", "`winograd_f4`")
 
 
 def _textbook(file: File) -> tuple[str, str]:
-    document = file("paper_textbook") or {"rows": []}
+    document = file("papers/textbook/ladder") or {"rows": []}
     found = textbook._fastest(document, "ieee")
     gains = []
     for layer in dict.fromkeys(name for name, _ in found):
@@ -61,7 +61,7 @@ def _textbook(file: File) -> tuple[str, str]:
 
 
 def _cuconv(file: File) -> tuple[str, str]:
-    document = file("paper_cuconv") or {"rows": []}
+    document = file("papers/cuconv/survey") or {"rows": []}
     rows = of_class(document, "ieee", "nchw")
     if not rows:
         return NOTHING, NOTHING
@@ -74,7 +74,7 @@ def _cuconv(file: File) -> tuple[str, str]:
 
 
 def _single_image(file: File) -> tuple[str, str]:
-    document = file("paper_single_image") or {"rows": []}
+    document = file("papers/single_image/layers") or {"rows": []}
     rows = [row for row in single_image.best_rows(document) if row["class"] == "ieee"]
     gains = [gain for row in rows if (gain := speedup_of(row["us"], single_image.cudnn_us(row)))]
     if not gains:
@@ -88,8 +88,8 @@ def _single_image(file: File) -> tuple[str, str]:
 
 
 def _lenet5(file: File) -> tuple[str, str]:
-    document = file("paper_lenet5") or {"rows": []}
-    network = rows_in(file, "paper_lenet5_network")
+    document = file("papers/lenet5/layers") or {"rows": []}
+    network = rows_in(file, "papers/lenet5/network")
     first, parts = lenet5.totals(document, lenet5.FIRST), list[str]()
     n = max(first, default=0)
     for accuracy, arithmetic in lenet5.LADDERS.items():
@@ -155,33 +155,33 @@ def readme(files: Mapping[str, File]) -> str:
 
 def _rung_gains(file: File, accuracy: str, before: str, after: str) -> list[float]:
     """Of the textbook's layers: how many times as fast one rung is as another, each in its faster layout."""
-    found = textbook._fastest(file("paper_textbook") or {"rows": []}, accuracy)
+    found = textbook._fastest(file("papers/textbook/ladder") or {"rows": []}, accuracy)
     times = [(found.get((layer.layer, before)), found.get((layer.layer, after))) for layer in LAYERS]
     return [first[1] / second[1] for first, second in times if first and second]
 
 
 def _step_gains(file: File, step: str) -> list[float]:
-    return list(lenet5.step_gains(file("paper_lenet5") or {"rows": []}).get(step, {}).values())
+    return list(lenet5.step_gains(file("papers/lenet5/layers") or {"rows": []}).get(step, {}).values())
 
 
 def _series_gains(file: File, accuracy: str) -> list[float]:
-    document = megakernel.of_batch(file("paper_megakernel") or {"rows": []}, megakernel.BATCH)
+    document = megakernel.of_batch(file("papers/megakernel/layers") or {"rows": []}, megakernel.BATCH)
     return [gain for row in study.rows_of(document, "layers", accuracy) if (gain := study.over_series(row))]
 
 
 def _two_stage_gains(file: File) -> list[float]:
-    rows = of_class(file("paper_cuconv") or {"rows": []}, "ieee", "nchw")
+    rows = of_class(file("papers/cuconv/survey") or {"rows": []}, "ieee", "nchw")
     return [gain for row in rows if (gain := cuconv.over_source(row, "two_stage"))]
 
 
 def _fused_gains(file: File, accuracy: str) -> list[float]:
-    rows = single_image.best_rows(file("paper_single_image") or {"rows": []})
+    rows = single_image.best_rows(file("papers/single_image/layers") or {"rows": []})
     found = (speedup_of(row["us"], single_image.cudnn_us(row)) for row in rows if row["class"] == accuracy)
     return [gain for gain in found if gain]
 
 
 def _fusion_gains(file: File) -> list[float]:
-    rows = of_class(file("paper_single_image") or {"rows": []}, "ieee", "nhwc")
+    rows = of_class(file("papers/single_image/layers") or {"rows": []}, "ieee", "nhwc")
     found = (speedup_of(single_image.cudnn_us(row), single_image.eager_us(row)) for row in rows)
     return [gain for gain in found if gain]
 

@@ -208,18 +208,18 @@ def network(document: Document, gpu: str) -> str:
 
 
 TABLES = {
-    "layers": ("paper_lenet5", layers),
-    "ladder": ("paper_lenet5", ladder),
-    "steps": ("paper_lenet5", steps),
-    "sweep": ("paper_lenet5", sweep),
-    "network": ("paper_lenet5_network", network),
+    "layers": ("papers/lenet5/layers", layers),
+    "ladder": ("papers/lenet5/layers", ladder),
+    "steps": ("papers/lenet5/layers", steps),
+    "sweep": ("papers/lenet5/layers", sweep),
+    "network": ("papers/lenet5/network", network),
 }
 
 
 def said(file: File) -> str:
     """What holds of the claims: each rung is faster than the one below, and none changes the accuracy."""
     parts = []
-    document = file("paper_lenet5") or {"rows": []}
+    document = file("papers/lenet5/layers") or {"rows": []}
     rows = of_class(document, "ieee")
     if n := max((row["n"] for row in rows if _both(rows, row["n"])), default=0):
         order = library(document, n, "ieee")
@@ -236,7 +236,7 @@ def said(file: File) -> str:
             parts.append(f"{text}; {lost} cost time" if lost else text)
         if beside := beside_rivals(file):
             parts.append(beside)
-    network = rows_in(file, "paper_lenet5_network")
+    network = rows_in(file, "papers/lenet5/network")
     if network:
         halves = [row for row in network if row["mode"].startswith(HALF)]
         network = [row for row in network if row not in halves]
@@ -258,7 +258,7 @@ def said(file: File) -> str:
 
 def beside_rivals(file: File) -> str:
     """At the largest batch, both layers: the fastest rung of the ladder for either, and the best rival."""
-    document = file("paper_lenet5") or {"rows": []}
+    document = file("papers/lenet5/layers") or {"rows": []}
     parts = []
     for accuracy, arithmetic in LADDERS.items():
         n = _last(document, accuracy)

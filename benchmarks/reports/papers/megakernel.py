@@ -237,21 +237,21 @@ def resnet2(document: Document, gpu: str, accuracy: str) -> str:
     return "\n\n".join([image, table, *memory])
 
 
-TABLES: dict[str, tuple[str | None, Callable[..., str]]] = {
-    "layers": ("paper_megakernel", layers),
-    "batches": ("paper_megakernel", batches),
-    "gains": ("paper_megakernel", gains_of),
-    "mapping": ("paper_megakernel", mapping),
-    "tasks": ("paper_megakernel", tasks),
-    "stages": (None, stages),
-    "hidden": ("paper_megakernel", hidden),
-    "ceilings": (None, ceilings),
-    "fastest": ("paper_megakernel", fastest),
-    "best_maps": ("paper_megakernel", best_maps),
-    "filters": ("paper_megakernel", filters),
-    "counters": ("paper_megakernel_counters", counters.table),
-    "resnet2": ("paper_megakernel_resnet2", resnet2),
-    "networks": ("paper_megakernel_networks", networks),
+TABLES: dict[str, tuple[str, Callable[..., str]]] = {
+    "layers": ("papers/megakernel/layers", layers),
+    "batches": ("papers/megakernel/layers", batches),
+    "gains": ("papers/megakernel/layers", gains_of),
+    "mapping": ("papers/megakernel/layers", mapping),
+    "tasks": ("papers/megakernel/layers", tasks),
+    "stages": ("papers/megakernel/layers", stages),
+    "hidden": ("papers/megakernel/layers", hidden),
+    "ceilings": ("papers/megakernel/layers", ceilings),
+    "fastest": ("papers/megakernel/layers", fastest),
+    "best_maps": ("papers/megakernel/layers", best_maps),
+    "filters": ("papers/megakernel/layers", filters),
+    "counters": ("papers/megakernel/counters", counters.table),
+    "resnet2": ("papers/megakernel/resnet2", resnet2),
+    "networks": ("papers/megakernel/networks", networks),
 }
 
 
@@ -273,7 +273,7 @@ def _alone(document: Document, accuracy: str) -> str:
 
 def said(file: File) -> str:
     """What holds of the claim: 1.25 over its own kernels in series, 1.13 over the best of cuDNN's Winograd."""
-    document = file("paper_megakernel") or {"rows": []}
+    document = file("papers/megakernel/layers") or {"rows": []}
     parts = []
     for accuracy in ("ieee", "fp32"):
         rows = study.rows_of(of_batch(document, BATCH), "layers", accuracy)
@@ -286,7 +286,7 @@ def said(file: File) -> str:
             parts.append(f"in class `{accuracy}` {text}{_narrow(rows)}{cudnn}{_alone(document, accuracy)}")
     gains = [
         (row["network"], gain)
-        for row in (file("paper_megakernel_networks") or {"rows": []})["rows"]
+        for row in (file("papers/megakernel/networks") or {"rows": []})["rows"]
         if row["class"] == "ieee" and (gain := speedup_of(*exchanged(row)))
     ]
     if gains:

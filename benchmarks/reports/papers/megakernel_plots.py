@@ -120,6 +120,6 @@ def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]
 
 
 def resnet2_figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]]:
-    """<prefix>_<class>.svg."""
+    """<prefix>_resnet2_<class>.svg."""
     drawn = [accuracy for accuracy in CLASSES if contenders(document, accuracy)]
-    return {f"{prefix}_{accuracy}.svg": partial(plot_contenders, document, accuracy) for accuracy in drawn}
+    return {f"{prefix}_resnet2_{accuracy}.svg": partial(plot_contenders, document, accuracy) for accuracy in drawn}

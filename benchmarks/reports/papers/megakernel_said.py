@@ -20,7 +20,7 @@ CHANNELS, TILES = (96, 257, 513, 1 << 20), (0, 10_000, 40_000, 1 << 40)  # C + K
 
 
 def _document(file: File) -> Document:
-    return file("paper_megakernel") or {"rows": []}
+    return file("papers/megakernel/layers") or {"rows": []}
 
 
 def _layers(file: File, accuracy: str, n: int = BATCH) -> list[Row]:
@@ -50,7 +50,7 @@ def cudnn(file: File) -> str:
     if not parts:
         return NOTHING
     text = f"faster than cuDNN's non-fused Winograd on {', '.join(parts)} (the source: 12 of 13)"
-    rows = rows_in(file, "paper_megakernel_resnet2")
+    rows = rows_in(file, "papers/megakernel/resnet2")
     timed = [row["peers"][name] / own for row in rows for name in (FUSED, f"{FUSED}_nhwc")
              if row["peers"].get(name) and (own := row["algorithms"].get(study.NAME))]  # fmt: skip
     refused = any("NOT_SUPPORTED" in note for row in rows for name, note in row["notes"].items() if name == FUSED)
@@ -101,7 +101,7 @@ def overlap(file: File) -> str:
 def _counted(file: File, accuracy: str) -> dict[str, dict[str, Row]]:
     """Layer -> map, or "" of winograd_f4, -> counters."""
     found: dict[str, dict[str, Row]] = {}
-    for row in rows_in(file, "paper_megakernel_counters"):
+    for row in rows_in(file, "papers/megakernel/counters"):
         if row.get("us") and row["class"] == accuracy:
             found.setdefault(row["layer"], {})[row["variant"]] = row
     return found
@@ -169,7 +169,7 @@ def contest(file: File) -> str:
 
 
 def caches(file: File) -> str:
-    return counters.caches(rows_in(file, "paper_megakernel_counters"))
+    return counters.caches(rows_in(file, "papers/megakernel/counters"))
 
 
 SENTENCES: dict[str, Callable[[File], str]] = {"cudnn": cudnn, "sizes": sizes, "overlap": overlap}

@@ -139,11 +139,11 @@ def forms(document: Document, gpu: str) -> str:
 
 
 TABLES = {
-    "layers": ("paper_single_image", layers),
-    "kernels": ("paper_single_image_kernels", kernels),
-    "statistic": ("paper_single_image_kernels", statistic),
-    "blocks": ("paper_single_image_blocks", forms),
-    "networks": ("paper_single_image_networks", forms),
+    "layers": ("papers/single_image/layers", layers),
+    "kernels": ("papers/single_image/kernels", kernels),
+    "statistic": ("papers/single_image/kernels", statistic),
+    "blocks": ("papers/single_image/blocks", forms),
+    "networks": ("papers/single_image/networks", forms),
 }
 
 
@@ -161,7 +161,7 @@ def _least(document: Document, row: Row, name: str) -> float | None:
 
 def exact(file: File) -> str:
     """The source's statistic, over all algorithms and classes."""
-    rows = [row for row in rows_in(file, "paper_single_image_kernels") if row["largest"] is not None]
+    rows = [row for row in rows_in(file, "papers/single_image/kernels") if row["largest"] is not None]
     if not rows:
         return NOTHING
     most, largest = max(row["beyond"] for row in rows), max(row["largest"] for row in rows)
@@ -174,14 +174,14 @@ def exact(file: File) -> str:
 
 def pointwise(file: File) -> str:
     """1x1 layers in class `ieee` against cuBLAS: the calls, and the kernels of the product alone."""
-    document = file("paper_single_image") or {"rows": []}
+    document = file("papers/single_image/layers") or {"rows": []}
     gains = _gains(document, "ieee", "im2col_gemm", 1)
     if not gains:
         return NOTHING
     text = f"our 1x1 layers are {span(gains)} times as fast as `im2col_gemm`, which is cuBLAS's product with bias and "
     text += "ReLU behind it"
     parts = []
-    rows = [row for row in rows_in(file, "paper_single_image_kernels") if row["class"] == "ieee" and row["r"] == 1]
+    rows = [row for row in rows_in(file, "papers/single_image/kernels") if row["class"] == "ieee" and row["r"] == 1]
     for layer in dict.fromkeys(row["layer"] for row in rows):
         its = {row["algorithm"]: row["kernels"] for row in rows if row["layer"] == layer}
         both = [_product_us(its.get(name, [])) for name in ("direct_tiled", "im2col_gemm")]
@@ -200,8 +200,8 @@ def _product_us(kernels: list[dict[str, Any]]) -> float | None:
 
 def modules(file: File) -> str:
     """What the forms of a module take, and what the convolution's kernels do."""
-    graph = [row["us"] for row in rows_in(file, "paper_single_image_blocks") if row["mode"] == "fused_graph"]
-    alone = [row["us"] for row in best_rows(file("paper_single_image") or {"rows": []})]
+    graph = [row["us"] for row in rows_in(file, "papers/single_image/blocks") if row["mode"] == "fused_graph"]
+    alone = [row["us"] for row in best_rows(file("papers/single_image/layers") or {"rows": []})]
     if not any(graph) or not alone:
         return NOTHING
     text = f"in a CUDA graph a module takes {span(filter(None, graph), '.0f')} us, its convolution alone "
@@ -232,14 +232,14 @@ def graphs(file: File) -> str:
         f"{size} layers {span(gains)} times in `{accuracy}`"
         for size in ("3x3", "1x1")
         for accuracy in CLASSES
-        if (gains := _fastest_gains(file, "paper_single_image_blocks", accuracy, size))
+        if (gains := _fastest_gains(file, "papers/single_image/blocks", accuracy, size))
     ]
     return ", ".join(parts) or NOTHING
 
 
 def whole(file: File) -> str:
     """Whole networks: the fastest form over the fastest, and swapped alone over PyTorch, call by call."""
-    suite = "paper_single_image_networks"
+    suite = "papers/single_image/networks"
     parts = []
     for accuracy in CLASSES:
         gains = _fastest_gains(file, suite, accuracy)
@@ -260,7 +260,7 @@ def whole(file: File) -> str:
 def spread(file: File) -> str:
     """The same PyTorch code in two classes of FP32: how far its times are apart, on the network where that is most."""
     times: dict[str, list[float]] = {}
-    for (name, accuracy), its in _by_network(file, "paper_single_image_networks").items():
+    for (name, accuracy), its in _by_network(file, "papers/single_image/networks").items():
         if accuracy in ("ieee", "fp32") and (us := next(iter(its.values()))["peers"].get("torch_eager")):
             times.setdefault(name, []).append(us)
     pairs = {name: its for name, its in times.items() if len(its) == 2}
@@ -314,7 +314,7 @@ def figures(document: Document, prefix: str) -> dict[str, Callable[[Path], None]
 
 def said(file: File) -> str:
     """What holds of the claim: 1.2 to 2.1 times as fast as cuDNN on these layers."""
-    document = file("paper_single_image")
+    document = file("papers/single_image/layers")
     parts = []
     for accuracy in ("ieee", "fp32"):
         rows = [row for row in best_rows(document or {"rows": []}) if row["class"] == accuracy]

@@ -124,11 +124,11 @@ def kernels(document: Document, gpu: str) -> str:
     return common.markdown_table([*header, "occupancy", "us", "error"], lines) if lines else NOTHING
 
 
-TABLES: dict[str, tuple[str | None, Callable[..., str]]] = {
-    "model": (None, model),
-    "ladder": ("paper_textbook", ladder),
-    "memory": ("paper_textbook", memory),
-    "kernels": ("paper_textbook_kernels", kernels),
+TABLES: dict[str, tuple[str, Callable[..., str]]] = {
+    "model": ("papers/textbook/ladder", model),
+    "ladder": ("papers/textbook/ladder", ladder),
+    "memory": ("papers/textbook/ladder", memory),
+    "kernels": ("papers/textbook/kernels", kernels),
 }
 
 
@@ -145,10 +145,10 @@ def behind(document: Document, accuracy: str) -> list[float]:
 
 def said(file: File) -> str:
     """What holds of the claim: each rung moves less than the one before, and is faster."""
-    found = _fastest(file("paper_textbook") or {"rows": []}, "ieee")
+    found = _fastest(file("papers/textbook/ladder") or {"rows": []}, "ieee")
     if not found:
         return NOTHING
-    document = file("paper_textbook") or {"rows": []}
+    document = file("papers/textbook/ladder") or {"rows": []}
     parts: dict[str, list[str]] = {}
     for layer in dict.fromkeys(name for name, _ in found):
         its = {rung: us for (name, rung), (_, us) in found.items() if name == layer}
