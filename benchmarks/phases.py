@@ -231,10 +231,10 @@ PHASES: dict[str, Phase] = {
             tuple(
                 Step("regret", ("regret", "--split", "judge", "--workers", "4", "--classes", _CLASSES, *options))
                 for options in (
-                    ("--sample", "110", "--seed", "26", "--layouts", "nhwc"),
-                    ("--sample", "40", "--seed", "27", "--layouts", "nchw"),
-                    ("--sample", "40", "--seed", "28", "--layouts", "nhwc", "--pass", "backward_input"),
-                    ("--sample", "40", "--seed", "29", "--layouts", "nhwc", "--pass", "backward_weight"),
+                    ("--sample", "110", "--seed", "30", "--layouts", "nhwc"),
+                    ("--sample", "40", "--seed", "31", "--layouts", "nchw"),
+                    ("--sample", "40", "--seed", "32", "--layouts", "nhwc", "--pass", "backward_input"),
+                    ("--sample", "40", "--seed", "33", "--layouts", "nhwc", "--pass", "backward_weight"),
                 )
             ),
         )

@@ -29,12 +29,14 @@ def run(
     for left in sorted(path.parent.glob(f"{path.stem}.*.json")):
         _add(document, (row for row in results.merge(left, head, key)["rows"] if "commit" not in row), key)
         left.unlink()
-    held = {json.dumps(row) for row in document["rows"]}
+    begun = list(document["rows"])
+    held = {json.dumps(row) for row in begun}
     files = [path.with_suffix(f".{part}.json") for part in range(workers)]
     for file in files:
         results.write(file, document)
 
     def gather() -> None:
+        document["rows"] = begun  # so that the order of the rows is not that of who was first
         for file in files:
             rows = json.loads(file.read_text())["rows"]
             _add(document, (row for row in rows if json.dumps(row) not in held), key)
