@@ -1,7 +1,9 @@
-"""A batch norm that stands before convolutions, whose kernels compute it as they read their input."""
+"""What stands before convolutions: a batch norm, which their kernels compute as they read their input, and what is left
+of constants that are in their filters."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,3 +60,21 @@ class InputNorm(nn.BatchNorm2d):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_dropped")}
+
+
+class Operand(nn.Module):
+    """An input with the dtype and shape that arithmetic with these constants gave it, which are in the filters behind:
+    of an ordinary one that is the input itself. `fastconv.fuse`, which knows no inputs, puts it there."""
+
+    like: Tensor
+
+    def __init__(self, constants: Sequence[Any], weight: Tensor) -> None:
+        super().__init__()
+        shapes = (each.shape for each in constants if isinstance(each, Tensor))
+        self.register_buffer("like", weight.new_empty(torch.broadcast_shapes(*shapes)), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.like.dim() > 0 or not input.is_floating_point():  # a number alone promotes integers
+            input = input.to(torch.promote_types(input.dtype, self.like.dtype))
+        shape = torch.broadcast_shapes(input.shape, self.like.shape)
+        return input if input.shape == shape else input.expand(shape)

@@ -31,7 +31,7 @@ from fastconv.fuse import graph as graphs
 from fastconv.fuse.lowering import Lowerings, is_candidate
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, FusedConv2d, MaxPool2d, Upsample, check_settings
-from fastconv.norm import InputNorm
+from fastconv.norm import InputNorm, Operand
 from fastconv.reports import by
 from fastconv.rewrites import constants
 from fastconv.rewrites.branches import BRANCHES
@@ -39,6 +39,7 @@ from fastconv.rewrites.choosing import norm_before
 from fastconv.rewrites.convolution import Call, Left, Pool, Record, Taken, Upsampling, call_of, layer_call
 from fastconv.rewrites.editor import Editor, Spelled, spelled
 from fastconv.rewrites.patterns import EPILOGUE, NOTHING, POOL, UPSAMPLING
+from fastconv.rewrites.preceding import PRECEDING
 from fastconv.rewrites.report import RewriteReport
 from fastconv.rewrites.scaling import SCALING
 from fastconv.serving import layout_advice
@@ -265,10 +266,19 @@ class _Layers(Editor):
     def upsampling(self, node: fx.Node, scales: Sequence[float]) -> fx.Node:
         return self._put(node, "upsample", Upsample(scale_factor=tuple(scales)), Upsampling)
 
+    def operand(self, x: fx.Node, constants: Sequence[Any], weight: Tensor) -> fx.Node:
+        if not constants:
+            return x
+        name = self._free("operand")
+        self.root.set_submodule(name, Operand(constants, weight).eval())
+        return self.graph.call_module(name, (x,))
+
+    def _free(self, kind: str) -> str:
+        return next(f"{kind}_{i}" for i in itertools.count(1) if not hasattr(self.root, f"{kind}_{i}"))
+
     def _put(self, node: fx.Node, kind: str, layer: nn.Module, record: Callable[[str], Pool | Upsampling]) -> fx.Node:
         """The layer's call, under the name of the module that the node calls, or a new one."""
-        free = (f"{kind}_{i}" for i in itertools.count(1) if not hasattr(self.root, f"{kind}_{i}"))
-        name = str(node.target) if node.op == "call_module" else next(free)
+        name = str(node.target) if node.op == "call_module" else self._free(kind)
         self.root.set_submodule(name, layer.eval())
         self.apart.append(record(name))
         return self.graph.call_module(name, (node.all_input_nodes[0],))
@@ -277,7 +287,8 @@ class _Layers(Editor):
 def _constant_dims(conv: fx.Node, by: fx.Node, call: Call) -> int:
     """The most dimensions of the constants that are in a convolution once it has taken `by` in: what that writes over
     keeps its own, and a residual stays one."""
-    others = by.all_input_nodes if call.residual is None and not spelled(by).writes else []
+    is_constants = by.target in graphs.ARITHMETIC and call.residual is None and not spelled(by).writes
+    others = by.all_input_nodes if is_constants else []
     values = (constants.known([each]) for each in others if each.meta.get("constant"))
     found = (value.dim() for each in values for value in each or () if isinstance(value, Tensor))
     return max(*(each.meta.get("constant_dims", 0) for each in (conv, *others)), *found, 0)
@@ -291,11 +302,11 @@ class _Model:
         self.modules = dict(root.named_modules(remove_duplicate=False))
         graphs.split_norms(graph, self.modules)
         graphs.drop_identities(graph, self.modules)
+        decided = graphs.mark_constants(graph, root, self.modules)
         graphs.spell(graph, self.modules)
         layers = _Layers(graph, root)
         called = self._convolutions()
-        rewriting = (BRANCHES, *SCALING, *EPILOGUE, NOTHING, POOL, UPSAMPLING)
-        decided = graphs.mark_constants(graph, root, self.modules)
+        rewriting = (PRECEDING, BRANCHES, *SCALING, *EPILOGUE, NOTHING, POOL, UPSAMPLING)
         self.left = rewrites.apply(graph, rewriting, rewrites.Asked(packed=True), layers)
         layers.erase(*reversed(decided))  # what is in weights now
         self.merged = called - self._convolutions()  # into others, which the report tells of
@@ -319,7 +330,7 @@ class _Model:
                 calls[id(self.modules[str(node.target)])].append(node)
         found = [taken for entry in swapped.rows for taken in self._outcome(entry, calls)]
         for node in self.graph.nodes:
-            for key in ("spelled", "fastconv", "sums_in_place", "constant_dims"):
+            for key in ("kind", "spelled", "fastconv", "sums_in_place", "constant_dims"):
                 node.meta.pop(key, None)
         return found
 
