@@ -70,11 +70,14 @@ class Operand(nn.Module):
 
     def __init__(self, constants: Sequence[Any], weight: Tensor) -> None:
         super().__init__()
-        shapes = (each.shape for each in constants if isinstance(each, Tensor))
-        self.register_buffer("like", weight.new_empty(torch.broadcast_shapes(*shapes)), persistent=False)
+        shape = torch.broadcast_shapes(*(each.shape for each in constants if isinstance(each, Tensor)))
+        self.dims, self.channels = len(shape), shape.numel()
+        self.register_buffer("like", weight.new_empty(shape), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.like.dim() > 0 or not input.is_floating_point():  # a number alone promotes integers
-            input = input.to(torch.promote_types(input.dtype, self.like.dtype))
-        shape = torch.broadcast_shapes(input.shape, self.like.shape)
-        return input if input.shape == shape else input.expand(shape)
+        like = self.like
+        if input.dtype != like.dtype and (self.dims > 0 or not input.is_floating_point()):  # numbers promote integers
+            input = input.to(torch.promote_types(input.dtype, like.dtype))
+        if input.dim() >= max(self.dims, 3) and self.channels in (1, input.shape[-3]):
+            return input
+        return input.expand(torch.broadcast_shapes(input.shape, like.shape))

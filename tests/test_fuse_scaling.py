@@ -346,6 +346,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str, str]] = {
     "of the batch": (
         lambda m, x: F.batch_norm(m.conv(x), None, None, training=True), "conv", "norm_training"),
     "of an input": (lambda m, x: functional(m, x, weight=x.mean((0, 2, 3))), "conv", "norm_parameters"),
+    "before an activation and a convolution": (
+        lambda m, x: m.conv(F.relu(F.batch_norm(x, m.norm.running_mean, m.norm.running_var))), "conv", ""),
     "read twice": (lambda m, x: (y := functional(m, x)) + m.norm(y), "conv+bn", "users"),
     "of what is read twice": (
         lambda m, x: F.batch_norm(y := m.conv(x), m.norm.running_mean, m.norm.running_var) + y.exp(), "conv", "users"),

@@ -5,9 +5,9 @@
 
 becomes one `fastconv.FusedConv2d`, wherever each value between them has no other reader: the norm is folded into the
 filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own. Constant
-factors and summands of channels, as of a FrozenBatchNorm2d, are folded as a norm is. What goes into a convolution,
-`fastconv.rewrites` says; here is the way in and out, from modules to modules. What takes the sizes of a call to decide,
-concatenations without a copy and norms before convolutions, is in `lowering`.
+factors and summands of channels, as of a FrozenBatchNorm2d, are folded as a norm is, also before a convolution. What
+goes into a convolution, `fastconv.rewrites` says; here is the way in and out, from modules to modules. What takes the
+sizes of a call to decide, concatenations without a copy and norms before convolutions, is in `lowering`.
 """
 
 from __future__ import annotations
@@ -152,14 +152,15 @@ def fuse(
     """A copy of `model` for inference, its convolutions fastconv's, with batch norms, residuals and activations inside.
 
     Each convolution that `swap_` would take is taken; a torch.nn.Conv2d together with those of the following that come
-    after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d or SyncBatchNorm with running
-    statistics, and factors, divisors and summands that are numbers or tensors of the model with one number, or one for
-    each channel (FrozenBatchNorm2d), folded into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU,
-    LeakyReLU, GELU, Hardswish or Sigmoid, as module or function. A sum may also come last, behind the activation, and a
-    2x2 max-pool of stride 2 in the place of a sum. Max-pools that stay apart become fastconv's
-    (`fastconv.nn.MaxPool2d`), and so do nearest-neighbour upsamplings by integers (`fastconv.nn.Upsample`). In calls
-    without gradients convolutions also write, and read, ranges of concatenations along channels, and compute a norm
-    with ReLU, ReLU6 or SiLU that stands before them, where the planner expects that to pay for the inputs of the call.
+    after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d, SyncBatchNorm or batch_norm with
+    running statistics, and factors, divisors and summands that are numbers or tensors of the model with one number, or
+    one for each channel (FrozenBatchNorm2d), folded into the filters in float64, as are factors, and without padding
+    norms and summands, before it; a sum with another value; ReLU, ReLU6, SiLU, LeakyReLU, GELU, Hardswish or Sigmoid,
+    as module or function. A sum may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place
+    of a sum. Max-pools that stay apart become fastconv's (`fastconv.nn.MaxPool2d`), and so do nearest-neighbour
+    upsamplings by integers (`fastconv.nn.Upsample`). In calls without gradients convolutions also write, and read,
+    ranges of concatenations along channels, and compute a norm with ReLU, ReLU6 or SiLU that stands before them, where
+    the planner expects that to pay for the inputs of the call.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values

@@ -3,7 +3,8 @@
     convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
                                                                     or     ... -> [activation] -> max-pool
 
-and, with frozen weights, a norm with an activation before them, and the range of a concatenation that they write into.
+and, with frozen weights, constants or a norm with an activation before them, and the range of a concatenation that they
+write into.
 A group norm with an activation behind it becomes an operator of fastconv's where it has kernels.
 
 A rewrite is a declaration in `patterns`; `apply` goes through a graph with a list of them. The graph of `rewrite` is a
