@@ -4,8 +4,7 @@
                                                                     or     ... -> [activation] -> max-pool
 
 and, with frozen weights, constants or a norm with an activation before them, and the range of a concatenation that they
-write into.
-A group norm with an activation behind it becomes an operator of fastconv's where it has kernels.
+write into. A group norm with an activation behind it becomes an operator of fastconv's where it has kernels.
 
 A rewrite is a declaration in `patterns`; `apply` goes through a graph with a list of them. The graph of `rewrite` is a
 functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each: `table` says which
