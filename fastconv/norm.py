@@ -1,7 +1,9 @@
-"""A batch norm that stands before convolutions, whose kernels compute it as they read their input."""
+"""What stands before convolutions: a batch norm, which their kernels compute as they read their input, and what is left
+of constants that are in their filters."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,3 +60,24 @@ class InputNorm(nn.BatchNorm2d):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_dropped")}
+
+
+class Operand(nn.Module):
+    """An input with the dtype and shape that arithmetic with these constants gave it, which are in the filters behind:
+    of an ordinary one that is the input itself. `fastconv.fuse`, which knows no inputs, puts it there."""
+
+    like: Tensor
+
+    def __init__(self, constants: Sequence[Any], weight: Tensor) -> None:
+        super().__init__()
+        shape = torch.broadcast_shapes(*(each.shape for each in constants if isinstance(each, Tensor)))
+        self.dims, self.channels = len(shape), shape.numel()
+        self.register_buffer("like", weight.new_empty(shape), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        like = self.like
+        if input.dtype != like.dtype and (self.dims > 0 or not input.is_floating_point()):  # numbers promote integers
+            input = input.to(torch.promote_types(input.dtype, like.dtype))
+        if input.dim() >= max(self.dims, 3) and self.channels in (1, input.shape[-3]):
+            return input
+        return input.expand(torch.broadcast_shapes(input.shape, like.shape))

@@ -68,7 +68,12 @@ SPELLED: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "rounded": (lambda m, x: torch.div(m.conv(x), 0.01, rounding_mode="floor") * 0, "conv"),
     "sizes": (lambda m, x: m.conv(x) * (x.shape[2] + 1) + x.shape[3] * 2, "conv"),
     "zero": (lambda m, x: m.conv(x) * 0 + x, "conv"),
-    "a difference": (lambda m, x: m.c - m.conv(x), "conv"),
+    "a difference": (lambda m, x: m.c - m.conv(x), "conv+scale+shift"),
+    "differences": (
+        lambda m, x: (2 - torch.sub(m.p[:, None, None], m.norm(m.conv(x)))).relu(),
+        "conv+bn+scale+shift+scale+shift+relu"),
+    "a difference in columns": (lambda m, x: torch.ones(8) - m.conv(x), "conv"),
+    "a difference in another dtype": (lambda m, x: m.c.double() - m.conv(x), "conv"),
     "columns": (lambda m, x: m.conv(x) * torch.ones(8), "conv"),
     "more dimensions": (lambda m, x: m.conv(x) * m.c[None], "conv"),
     "another dtype": (lambda m, x: m.conv(x) * m.c.double(), "conv"),
@@ -314,3 +319,56 @@ def test_synchronized_norms_that_stay_apart() -> None:
     assert codes(fuse_quietly(model)) == ["norm_statistics"]
     model = sequence(nn.Conv2d(4, 6, 3), hooked(synchronized(norm(6))))
     assert codes(fuse_quietly(model)) == ["hooks"]
+
+
+# ------------------------------------------------------------------------------------------------- norms as functions
+
+
+def functional(m: Any, x: Tensor, **arguments: Any) -> Tensor:
+    """m.norm(m.conv(x)), by a function."""
+    n = m.norm
+    arguments = {"weight": n.weight, "bias": n.bias, "training": m.training, "eps": 0.1} | arguments
+    return F.batch_norm(m.conv(x), n.running_mean, n.running_var, **arguments)
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Any, Tensor], Tensor], str, str]] = {
+    "keywords": (lambda m, x: functional(m, x).relu(), "conv+bn+relu", ""),
+    "by position": (
+        lambda m, x: F.batch_norm(
+            m.conv(x), m.norm.running_mean, m.norm.running_var, m.norm.weight, None, False, 0.1, 0.2
+        ), "conv+bn", ""),
+    "without factors": (lambda m, x: functional(m, x, weight=None, bias=None) + x, "conv+bn+residual", ""),
+    "computed": (lambda m, x: functional(m, x, weight=m.p.exp() * 0.5), "conv+bn", ""),
+    "with a factor behind": (lambda m, x: functional(m, x) * m.c, "conv+bn+scale", ""),
+    "in a branch": (lambda m, x: functional(m, x) + m.norm(x), "conv+bn+identity+bn", ""),
+    # Left apart:
+    "training": (lambda m, x: functional(m, x, training=True), "conv", "norm_training"),
+    "of the batch": (
+        lambda m, x: F.batch_norm(m.conv(x), None, None, training=True), "conv", "norm_training"),
+    "of an input": (lambda m, x: functional(m, x, weight=x.mean((0, 2, 3))), "conv", "norm_parameters"),
+    "before an activation and a convolution": (
+        lambda m, x: m.conv(F.relu(F.batch_norm(x, m.norm.running_mean, m.norm.running_var))), "conv", ""),
+    "read twice": (lambda m, x: (y := functional(m, x)) + m.norm(y), "conv+bn", "users"),
+    "of what is read twice": (
+        lambda m, x: F.batch_norm(y := m.conv(x), m.norm.running_mean, m.norm.running_var) + y.exp(), "conv", "users"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_norm_that_is_a_function(name: str) -> None:
+    forward, *wanted = FUNCTIONS[name]
+    x = torch.randn(2, 6, 5, 8)
+    model = scaled(forward)
+    fused = fuse_quietly(model) if name == "training" else check(model, x)
+    assert [*parts(fused), *codes(fused)] == wanted
+    if "bn" in wanted[0] and name != "read twice":
+        assert list(fused.state_dict()) == ["conv.weight", "conv.bias"]
+
+
+def test_a_norm_that_is_a_function_keeps_dtypes_as_a_module_does() -> None:
+    model, x = scaled(FUNCTIONS["keywords"][0]), torch.randn(2, 6, 5, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert fastconv.fuse(model)(x).dtype == model(x).dtype
+    mixed = scaled(FUNCTIONS["keywords"][0])
+    mixed.conv.bfloat16()
+    check(mixed, x.bfloat16(), 2e-2)

@@ -52,6 +52,11 @@ CASES: dict[str, tuple[Callable[[Model, Tensor], Tensor], list[str]]] = {
     "a number": (lambda m, x: m.b(x) * 0.2 + x, ["conv+scale+residual"]),
     "a quotient": (lambda m, x: m.b(x) / 3 + x, ["conv+scale+residual"]),
     "quotients and differences": (lambda m, x: m.b(x) / m.scale() - m.scale() - 0.5, ["conv+scale+shift+shift"]),
+    "a difference": (lambda m, x: F.relu(m.scale() - m.b(x)) + x, ["conv+scale+shift+relu+residual"]),
+    "a number minus it": (lambda m, x: 1 - m.a(x) + x, ["conv+scale+shift+residual"]),
+    "a gain minus its norm": (lambda m, x: m.gain - m.norm(m.a(x)), ["conv+bn+scale+shift"]),
+    "twice the other way": (
+        lambda m, x: m.gamma[:, None, None] - (2 - m.b(x) * 3), ["conv+scale+scale+shift+scale+shift"]),
     "a number is added": (lambda m, x: F.relu(1 + m.b(x)), ["conv+shift+relu"]),
     "a parameter": (lambda m, x: m.a(x) * m.gain, ["conv+scale"]),
     "a convolution called twice": (lambda m, x: m.b(m.b(x) * 2) * 2, ["conv+scale"] * 2),
@@ -64,11 +69,11 @@ CASES: dict[str, tuple[Callable[[Model, Tensor], Tensor], list[str]]] = {
     "another dtype": (lambda m, x: (m.b(x) * m.scale().double()).to(x.dtype), ["conv"]),
     "a constant without an input": (lambda m, x: m.b(x) * torch.arange(8.0).view(8, 1, 1), ["conv"]),
     "nothing": (lambda m, x: m.b(x) * 1 + x, ["conv+residual"]),
-    "the other way": (lambda m, x: m.scale() - m.b(x) + 1 / m.a(x).exp(), ["conv"] * 2),
+    "a quotient's divisor": (lambda m, x: m.scale() / (m.b(x) ** 2 + 1), ["conv"]),
     "an activation in steps": (lambda m, x: (y := m.b(x)) * F.relu6(y + 3) / 6, ["conv"]),
 }  # fmt: skip
-# What a trace computes once, and norms that are no modules.
-FUSED_OTHERWISE = {"a constant without an input": ["conv+scale"], "behind a norm without factors": ["conv"]}
+# What a trace computes once.
+FUSED_OTHERWISE = {"a constant without an input": ["conv+scale"]}
 
 
 @pytest.mark.parametrize("name", CASES)

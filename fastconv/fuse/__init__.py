@@ -5,9 +5,9 @@
 
 becomes one `fastconv.FusedConv2d`, wherever each value between them has no other reader: the norm is folded into the
 filters, the sum and the activation are the kernels' epilogue, which costs no pass over memory of its own. Constant
-factors and summands of channels, as of a FrozenBatchNorm2d, are folded as a norm is. What goes into a convolution,
-`fastconv.rewrites` says; here is the way in and out, from modules to modules. What takes the sizes of a call to decide,
-concatenations without a copy and norms before convolutions, is in `lowering`.
+factors and summands of channels, as of a FrozenBatchNorm2d, are folded as a norm is, also before a convolution. What
+goes into a convolution, `fastconv.rewrites` says; here is the way in and out, from modules to modules. What takes the
+sizes of a call to decide, concatenations without a copy and norms before convolutions, is in `lowering`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fastconv.fuse import graph as graphs
 from fastconv.fuse.lowering import Lowerings, is_candidate
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, FusedConv2d, MaxPool2d, Upsample, check_settings
-from fastconv.norm import InputNorm
+from fastconv.norm import InputNorm, Operand
 from fastconv.reports import by
 from fastconv.rewrites import constants
 from fastconv.rewrites.branches import BRANCHES
@@ -39,6 +39,7 @@ from fastconv.rewrites.choosing import norm_before
 from fastconv.rewrites.convolution import Call, Left, Pool, Record, Taken, Upsampling, call_of, layer_call
 from fastconv.rewrites.editor import Editor, Spelled, spelled
 from fastconv.rewrites.patterns import EPILOGUE, NOTHING, POOL, UPSAMPLING
+from fastconv.rewrites.preceding import PRECEDING
 from fastconv.rewrites.report import RewriteReport
 from fastconv.rewrites.scaling import SCALING
 from fastconv.serving import layout_advice
@@ -151,14 +152,15 @@ def fuse(
     """A copy of `model` for inference, its convolutions fastconv's, with batch norms, residuals and activations inside.
 
     Each convolution that `swap_` would take is taken; a torch.nn.Conv2d together with those of the following that come
-    after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d or SyncBatchNorm with running
-    statistics, and factors, divisors and summands that are numbers or tensors of the model with one number, or one for
-    each channel (FrozenBatchNorm2d), folded into the filters in float64; a sum with another value; ReLU, ReLU6, SiLU,
-    LeakyReLU, GELU, Hardswish or Sigmoid, as module or function. A sum may also come last, behind the activation, and a
-    2x2 max-pool of stride 2 in the place of a sum. Max-pools that stay apart become fastconv's
-    (`fastconv.nn.MaxPool2d`), and so do nearest-neighbour upsamplings by integers (`fastconv.nn.Upsample`). In calls
-    without gradients convolutions also write, and read, ranges of concatenations along channels, and compute a norm
-    with ReLU, ReLU6 or SiLU that stands before them, where the planner expects that to pay for the inputs of the call.
+    after it, in this order, and whose input nobody else reads: a torch.nn.BatchNorm2d, SyncBatchNorm or batch_norm with
+    running statistics, and factors, divisors and summands that are numbers or tensors of the model with one number, or
+    one for each channel (FrozenBatchNorm2d), folded into the filters in float64, as are factors, and without padding
+    norms and summands, before it; a sum with another value; ReLU, ReLU6, SiLU, LeakyReLU, GELU, Hardswish or Sigmoid,
+    as module or function. A sum may also come last, behind the activation, and a 2x2 max-pool of stride 2 in the place
+    of a sum. Max-pools that stay apart become fastconv's (`fastconv.nn.MaxPool2d`), and so do nearest-neighbour
+    upsamplings by integers (`fastconv.nn.Upsample`). In calls without gradients convolutions also write, and read,
+    ranges of concatenations along channels, and compute a norm with ReLU, ReLU6 or SiLU that stands before them, where
+    the planner expects that to pay for the inputs of the call.
 
     Args:
         model: in evaluation mode, and such that torch.fx can trace its forward: no control flow that depends on values
@@ -265,10 +267,19 @@ class _Layers(Editor):
     def upsampling(self, node: fx.Node, scales: Sequence[float]) -> fx.Node:
         return self._put(node, "upsample", Upsample(scale_factor=tuple(scales)), Upsampling)
 
+    def operand(self, x: fx.Node, constants: Sequence[Any], weight: Tensor) -> fx.Node:
+        if not constants:
+            return x
+        name = self._free("operand")
+        self.root.set_submodule(name, Operand(constants, weight).eval())
+        return self.graph.call_module(name, (x,))
+
+    def _free(self, kind: str) -> str:
+        return next(f"{kind}_{i}" for i in itertools.count(1) if not hasattr(self.root, f"{kind}_{i}"))
+
     def _put(self, node: fx.Node, kind: str, layer: nn.Module, record: Callable[[str], Pool | Upsampling]) -> fx.Node:
         """The layer's call, under the name of the module that the node calls, or a new one."""
-        free = (f"{kind}_{i}" for i in itertools.count(1) if not hasattr(self.root, f"{kind}_{i}"))
-        name = str(node.target) if node.op == "call_module" else next(free)
+        name = str(node.target) if node.op == "call_module" else self._free(kind)
         self.root.set_submodule(name, layer.eval())
         self.apart.append(record(name))
         return self.graph.call_module(name, (node.all_input_nodes[0],))
@@ -277,7 +288,8 @@ class _Layers(Editor):
 def _constant_dims(conv: fx.Node, by: fx.Node, call: Call) -> int:
     """The most dimensions of the constants that are in a convolution once it has taken `by` in: what that writes over
     keeps its own, and a residual stays one."""
-    others = by.all_input_nodes if call.residual is None and not spelled(by).writes else []
+    is_constants = by.target in graphs.ARITHMETIC and call.residual is None and not spelled(by).writes
+    others = by.all_input_nodes if is_constants else []
     values = (constants.known([each]) for each in others if each.meta.get("constant"))
     found = (value.dim() for each in values for value in each or () if isinstance(value, Tensor))
     return max(*(each.meta.get("constant_dims", 0) for each in (conv, *others)), *found, 0)
@@ -291,11 +303,11 @@ class _Model:
         self.modules = dict(root.named_modules(remove_duplicate=False))
         graphs.split_norms(graph, self.modules)
         graphs.drop_identities(graph, self.modules)
+        decided = graphs.mark_constants(graph, root, self.modules)
         graphs.spell(graph, self.modules)
         layers = _Layers(graph, root)
         called = self._convolutions()
-        rewriting = (BRANCHES, *SCALING, *EPILOGUE, NOTHING, POOL, UPSAMPLING)
-        decided = graphs.mark_constants(graph, root, self.modules)
+        rewriting = (PRECEDING, BRANCHES, *SCALING, *EPILOGUE, NOTHING, POOL, UPSAMPLING)
         self.left = rewrites.apply(graph, rewriting, rewrites.Asked(packed=True), layers)
         layers.erase(*reversed(decided))  # what is in weights now
         self.merged = called - self._convolutions()  # into others, which the report tells of
@@ -319,7 +331,7 @@ class _Model:
                 calls[id(self.modules[str(node.target)])].append(node)
         found = [taken for entry in swapped.rows for taken in self._outcome(entry, calls)]
         for node in self.graph.nodes:
-            for key in ("spelled", "fastconv", "sums_in_place", "constant_dims"):
+            for key in ("kind", "spelled", "fastconv", "sums_in_place", "constant_dims"):
                 node.meta.pop(key, None)
         return found
 

@@ -22,7 +22,7 @@ from fastconv.ops.geometry import pair
 from fastconv.ops.upsampling import scales_of
 from fastconv.rewrites import constants
 from fastconv.rewrites.convolution import describe, layer_call
-from fastconv.rewrites.editor import Obstacle, Spelled, spelled
+from fastconv.rewrites.editor import Obstacle, Spelled
 from fastconv.rewrites.patterns import ACTIVATIONS
 
 aten = torch.ops.aten
@@ -68,6 +68,9 @@ _ACTIVATION_FUNCTIONS: dict[Any, str] = {
     "sigmoid": "sigmoid", "sigmoid_": "sigmoid",
 }  # fmt: skip
 CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
+_BATCH_NORM_ARGUMENTS = (
+    "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps",
+)  # fmt: skip
 _MAX_POOLS = (F.max_pool2d, torch.max_pool2d)
 _POOL_ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
 _UPSAMPLINGS = (nn.Upsample, nn.UpsamplingNearest2d, Upsample)
@@ -189,8 +192,6 @@ def traced(root: nn.Module) -> fx.Graph:
             with graph.inserting_before(node):
                 node.args = graph.call_function(operator.eq, (node.args[0], None)), node.args[1]
             node.target = torch._assert
-    for node in graph.nodes:
-        node.meta.pop("kind", None)
     graph._tracer_cls = _InPlaceTracer  # for unpickling, which traces the generated code
     for node in graph.find_nodes(op="placeholder"):
         name = str(node.target).rpartition("_")[0]  # torch.fx numbers the arguments that it fixes
@@ -297,6 +298,7 @@ def spell(graph: fx.Graph, modules: dict[str, nn.Module], fused: bool = False) -
     """Leaves in each node's ``meta["spelled"]`` what it means in ATen's terms, and in those of fastconv's layers the
     record for the report. `fused`: what has been fused before is a convolution, too."""
     for node in graph.nodes:
+        _kind(node)  # of its inputs it is known
         module = modules[str(node.target)] if node.op == "call_module" else None
         writes = may_write(node, module)
         if fused and isinstance(module, Conv2d):
@@ -325,7 +327,7 @@ def _module_of(node: fx.Node, module: nn.Module) -> Spelled | None:
         return Spelled(
             aten._native_batch_norm_legit_no_training.default,
             lambda x: (x, gamma, beta, mean, variance, module.momentum, module.eps),
-            obstacle=_norm_obstacle(module) or hooks,
+            obstacle=_class_obstacle(module) or _statistics_obstacle(module.training, mean, variance) or hooks,
         )
     if type(module) in (nn.MaxPool2d, MaxPool2d):
         return _max_pool(node, module, hooks)
@@ -352,15 +354,35 @@ def _padding_obstacle(layer: Conv2d) -> Obstacle | None:
     return None
 
 
-def _norm_obstacle(norm: nn.modules.batchnorm._BatchNorm) -> Obstacle | None:
-    """What makes it another operator than a norm with running statistics."""
+def _class_obstacle(norm: nn.modules.batchnorm._BatchNorm) -> Obstacle | None:
     if type(norm) not in _NORMS:
         return "norm_class", f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}"
-    if norm.training:
+    return None
+
+
+def _statistics_obstacle(training: Any, mean: Any, variance: Any) -> Obstacle | None:
+    """What makes it another operator than a norm with running statistics."""
+    if training is not False:
         return "norm_training", "the norm is in training mode"
-    if norm.running_mean is None or norm.running_var is None:
+    if mean is None or variance is None:
         return "norm_statistics", "the norm has no running statistics; it takes those of each batch"
     return None
+
+
+def _batch_norm(node: fx.Node) -> Spelled:
+    """A norm that is no module."""
+    asked: dict[str, Any] = {"training": False, "momentum": 0.1, "eps": 1e-5}
+    asked |= dict(zip(_BATCH_NORM_ARGUMENTS, node.args, strict=False)) | node.kwargs
+    _, mean, variance, gamma, beta, training, momentum, epsilon = map(asked.get, _BATCH_NORM_ARGUMENTS)
+    obstacle = _statistics_obstacle(training, mean, variance)
+    parameters = constants.known((gamma, beta, mean, variance))
+    if parameters is None:
+        obstacle = obstacle or ("norm_parameters", "the norm's parameters and statistics are not the model's own")
+    return Spelled(
+        aten._native_batch_norm_legit_no_training.default,
+        lambda x, *_: (x, *(parameters or (gamma, beta, mean, variance)), momentum, epsilon),
+        obstacle=obstacle,
+    )
 
 
 def _function_of(node: fx.Node) -> Spelled | None:
@@ -372,6 +394,8 @@ def _function_of(node: fx.Node) -> Spelled | None:
         return _concatenation(node)
     if not isinstance(next(iter(node.args), None), fx.Node):
         return None
+    if node.target is F.batch_norm:
+        return _batch_norm(node)
     if node.target in _MAX_POOLS:
         return _max_pool(node, None)
     if node.target is F.interpolate:
@@ -390,8 +414,8 @@ def _arithmetic(node: fx.Node) -> Spelled | None:
     numbers = [arg for arg in places if isinstance(arg, (int, float))]
     if len(places) != 2 or len(inputs) + len(numbers) != 2 or node.kwargs not in ({}, {"alpha": 1}):
         return None
-    if numbers and not all(spelled(each).target for each in inputs):
-        return None  # of nothing that a rewrite knows: of sizes, perhaps
+    if numbers and _kind(inputs[0]) != "tensor":
+        return None  # of sizes, perhaps
 
     def arguments(*inputs: fx.Node) -> tuple[Any, ...]:
         given = iter(inputs)

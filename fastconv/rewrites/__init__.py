@@ -3,8 +3,8 @@
     convolution -> [batch norm] -> [+ residual] -> [activation]     or     ... -> activation -> + residual
                                                                     or     ... -> [activation] -> max-pool
 
-and, with frozen weights, a norm with an activation before them, and the range of a concatenation that they write into.
-A group norm with an activation behind it becomes an operator of fastconv's where it has kernels.
+and, with frozen weights, constants or a norm with an activation before them, and the range of a concatenation that they
+write into. A group norm with an activation behind it becomes an operator of fastconv's where it has kernels.
 
 A rewrite is a declaration in `patterns`; `apply` goes through a graph with a list of them. The graph of `rewrite` is a
 functional one, as AOTAutograd and torch.export make it, whose nodes have a fake tensor each: `table` says which
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 
 from fastconv import ops
-from fastconv.rewrites import branches, choosing, concatenation, constants, patterns, scaling, widening
+from fastconv.rewrites import branches, choosing, concatenation, constants, patterns, preceding, scaling, widening
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Concatenation as Concatenation
 from fastconv.rewrites.convolution import GroupNorm as GroupNorm
@@ -83,7 +83,17 @@ def _batch_norm(
 
 def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Editor) -> list[Left]:
     """Goes once through the graph and rewrites, in place, what the rewrites find. Returns what those of
-    `patterns.EPILOGUE` left where it was."""
+    `patterns.EPILOGUE` left where it was. What `constants.mark` left in the nodes is gone."""
+    left = _apply(graph, rewrites, asked, edit)
+    constants.unmark(graph)
+    for node in graph.nodes:
+        node.meta.pop("filters", None)
+    edit.refresh()
+    names = {node.name for node in graph.nodes}
+    return [each for each in left if each.name in names]
+
+
+def _apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Editor) -> list[Left]:
     left: list[Left] = []
     by_target: dict[Any, list[Rewrite]] = defaultdict(list)
     for rewrite in rewrites:
@@ -108,12 +118,7 @@ def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edit
             break
         if refused is not None:
             left.append(Left(refused[0], node.name, refused[1]))
-    constants.unmark(graph)
-    for node in graph.nodes:
-        node.meta.pop("filters", None)
-    edit.refresh()
-    names = {node.name for node in graph.nodes}
-    return [each for each in left if each.name in names]
+    return left
 
 
 def _is_image(argument: Any) -> bool:
@@ -159,7 +164,8 @@ def rewrite(
     if frozen is None:
         frozen = constants.of_compilation(graph)
     constants.mark(graph, graph.owning_module, frozen if asked.packed else {})
-    left = apply(graph, (branches.BRANCHES, *scaling.SCALING, *patterns.FUSING), asked, edit)
+    _apply(graph, (patterns.CONVOLUTION,), asked, edit)
+    left = apply(graph, (preceding.PRECEDING, branches.BRANCHES, *scaling.SCALING, *patterns.FUSING), asked, edit)
     concatenations = concatenation.concatenate(graph, asked, edit)
     widening.widen(graph, asked, edit)
     apply(graph, choosing.CHOOSING, asked, edit)

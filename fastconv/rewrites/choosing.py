@@ -26,7 +26,7 @@ from fastconv.rewrites.convolution import (
     planned,
 )
 from fastconv.rewrites.editor import Editor, is_written, read, spelled, value_of
-from fastconv.rewrites.folding import double, rounded
+from fastconv.rewrites.folding import rounded, scale_and_shift
 from fastconv.rewrites.patterns import NORM_ACTIVATIONS, Match, Rewrite, emit_activation, first_output, never
 from fastconv.selection import is_librarys
 
@@ -251,14 +251,8 @@ def _find_around(node: fx.Node, asked: Asked) -> Match | None:
 
 
 def factors(emit: Callable[..., Any], gamma: Any, beta: Any, mean: Any, variance: Any, epsilon: float) -> list[Any]:
-    """scale and shift of a norm, gamma / sqrt(variance + epsilon) and beta - mean * scale, in float32."""
-    scale = emit(aten.rsqrt.default, emit(aten.add.Tensor, double(emit, variance), epsilon))
-    if gamma is not None:
-        scale = emit(aten.mul.Tensor, scale, double(emit, gamma))
-    shift = emit(aten.neg.default, emit(aten.mul.Tensor, double(emit, mean), scale))
-    if beta is not None:
-        shift = emit(aten.add.Tensor, shift, double(emit, beta))
-    return rounded(emit, (scale, shift), torch.float32)
+    """scale and shift of a norm in float32."""
+    return rounded(emit, scale_and_shift(emit, gamma, beta, mean, variance, epsilon), torch.float32)
 
 
 def _as_scatter(match: Match, asked: Asked, edit: Editor) -> fx.Node:

@@ -150,6 +150,11 @@ class Editor:
         In a graph of operators what `operator` makes."""
         return operator()
 
+    def operand(self, x: fx.Node, constants: Sequence[Any], weight: Any) -> fx.Node:
+        """x in the dtype and of the shape that arithmetic with these constants gave it. In a graph of operators those
+        who take them away know that it is so."""
+        return x
+
     def can_widen(self, conv: fx.Node) -> bool:
         """Whether the weight of a convolution of ours is a constant. In a graph of operators those who ask know."""
         return True

@@ -58,6 +58,17 @@ def folded(
     return emit(aten.mul.Tensor, double(emit, weight), emit(aten.reshape.default, s, [-1, 1, 1, 1])), shift
 
 
+def scale_and_shift(
+    emit: Callable[..., Any], gamma: Any, beta: Any, mean: Any, variance: Any, epsilon: float
+) -> tuple[Any, Any]:
+    """Of a norm, gamma / sqrt(variance + epsilon) and beta - mean * scale, in float64."""
+    scale = emit(aten.rsqrt.default, emit(aten.add.Tensor, double(emit, variance), epsilon))
+    if gamma is not None:
+        scale = emit(aten.mul.Tensor, scale, double(emit, gamma))
+    shift = emit(aten.neg.default, emit(aten.mul.Tensor, double(emit, mean), scale))
+    return scale, shift if beta is None else emit(aten.add.Tensor, shift, double(emit, beta))
+
+
 def exact(emit: Callable[..., Any], filters: Filters) -> tuple[Any, Any]:
     """Filters and biases of a branch in float64."""
     if filters.variance is not None:
@@ -70,11 +81,12 @@ def exact(emit: Callable[..., Any], filters: Filters) -> tuple[Any, Any]:
 _ROUNDING_LIMIT = 0.5
 
 
-def norm_obstacle(w: torch.Tensor, parameters: Sequence[Any]) -> Obstacle | None:
-    """What keeps a norm with these parameters from being folded into filters like w."""
+def norm_obstacle(w: torch.Tensor, parameters: Sequence[Any], channels: int | None = None) -> Obstacle | None:
+    """What keeps a norm of so many channels, by default those of the output, from being folded into filters like w."""
     tensors = [value_of(p) for p in parameters if p is not None]
-    if tensors[-1].shape[0] != w.shape[0]:
-        return "norm_features", f"the norm has {tensors[-1].shape[0]} features; the convolution {w.shape[0]}"
+    channels = w.shape[0] if channels is None else channels
+    if tensors[-1].shape[0] != channels:
+        return "norm_features", f"the norm has {tensors[-1].shape[0]} features; the convolution {channels}"
     if any(t.device != w.device for t in tensors):
         return "norm_device", f"the norm is on {tensors[-1].device}; the convolution on {w.device}"
     if any(t.dtype not in (w.dtype, torch.float32) for t in tensors):

@@ -494,4 +494,4 @@ NOTHING = Rewrite("nothing", (aten.div.Tensor, aten.mul.Tensor, aten.add.Tensor)
 
 # A node meets those of a list whose targets have its operator; lists are gone through one after the other.
 EPILOGUE = (BATCH_NORM, RESIDUAL, ACTIVATION, MAX_POOL)
-FUSING = (CONVOLUTION, *EPILOGUE, GRADIENTS, GROUP_NORM, NORM_ACTIVATION, NOTHING)
+FUSING = (*EPILOGUE, GRADIENTS, GROUP_NORM, NORM_ACTIVATION, NOTHING)

@@ -1,7 +1,7 @@
 """Factors and summands of channels behind a convolution, folded into its filters and biases as a norm is.
 
     conv(x) * scale        conv(x) + shift        a number, or one for each channel, that no input of a call changes
-    conv(x) / scale        conv(x) - shift
+    conv(x) / scale        conv(x) - shift        shift - conv(x)
 
 So are norms that a model writes out (FrozenBatchNorm2d of detectors), layer scales, and the factors of residual
 branches. Where weights are constants: in float64, together with a norm before them, and rounded once.
@@ -9,14 +9,14 @@ branches. Where weights are constants: in float64, together with a norm before t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from fastconv.rewrites.constants import known
-from fastconv.rewrites.convolution import Asked, Call
+from fastconv.rewrites.convolution import Asked
 from fastconv.rewrites.editor import Editor, Obstacle, read, value_of
 from fastconv.rewrites.folding import Filters, double, exact, range_obstacle, rounded
 from fastconv.rewrites.patterns import Match, Rewrite, grown, open_call
@@ -24,26 +24,21 @@ from fastconv.rewrites.patterns import Match, Rewrite, grown, open_call
 aten = torch.ops.aten
 
 
-# Numbers that change nothing, and a factor of zero, which filters would not make NaN of what is infinite.
-_NUMBERS_LEFT = {
-    aten.mul.Tensor: (0, 1), aten.div.Tensor: (0, 1), aten.add.Tensor: (0,), aten.sub.Tensor: (0,),
-}  # fmt: skip
-
-
-def _constant(node: Any, call: Call, y: Any, result: Any) -> Any:
-    """The node, if it is one number, or one for each channel of a convolution, and the result has the output's shape
-    and dtype; in a graph of modules its value."""
+def constant_of(node: Any, channels: int, weight: Tensor, before: Any, after: Any) -> Any:
+    """The node, if it is one number, or one for each of these channels, and a value that it is multiplied with or added
+    to keeps its shape and dtype. `before` and `after`: that value; None in a graph of modules, of which the constant is
+    returned itself."""
     if not isinstance(node, fx.Node) or not node.meta.get("constant"):
         return None
-    weight, c = value_of(call.weight), value_of(node)
-    if y is None:  # a graph without shapes: the layer looks at those that come
+    c = value_of(node)
+    if before is None:  # the layer looks at the shapes that come
         (node,) = (c,) = known([node]) or [None]
         is_alike = isinstance(c, Tensor) and c.dim() <= 4 and _keeps_dtype(c, weight)
     else:
-        is_alike = isinstance(c, Tensor) and (result.shape, result.dtype) == (y.shape, y.dtype)
+        is_alike = isinstance(c, Tensor) and (before.shape, before.dtype) == (after.shape, after.dtype)
     if not is_alike or c.device != weight.device:
         return None
-    return node if c.numel() == 1 or (c.dim() in (3, 4) and c.shape[-3] == c.numel() == weight.shape[0]) else None
+    return node if c.numel() == 1 or (c.dim() in (3, 4) and c.shape[-3] == c.numel() == channels) else None
 
 
 def _keeps_dtype(c: Tensor, weight: Tensor) -> bool:
@@ -51,21 +46,21 @@ def _keeps_dtype(c: Tensor, weight: Tensor) -> bool:
     return c.dtype == weight.dtype or (c.dim() == 0 and torch.result_type(weight, c) == weight.dtype)
 
 
-def _find(node: fx.Node, asked: Asked) -> Match | None:
-    target, args, kwargs = read(node)
-    if not asked.packed or len(args) != 2 or kwargs:
+def _find(node: fx.Node, places: Sequence[int], left: Sequence[int]) -> Match | None:
+    """places: where the convolution may stand; left: numbers that are not folded."""
+    _, args, kwargs = read(node)
+    if len(args) != 2 or kwargs:
         return None
-    for conv, other in (args, args[::-1]):
+    for conv, other in ((args[place], args[1 - place]) for place in places):
         call = open_call(conv)
         if call is None or call.residual is not None:
             continue
-        if target in (aten.div.Tensor, aten.sub.Tensor) and conv is not args[0]:
-            continue
         if isinstance(other, (int, float)):
             # Of a value that is read again it is a step of an activation, which nobody expects in there.
-            constant = None if other in _NUMBERS_LEFT[target] or len(conv.users) > 1 else other
+            constant = None if other in left or len(conv.users) > 1 else other
         else:
-            constant = _constant(other, call, value_of(conv), value_of(node))
+            weight = value_of(call.weight)
+            constant = constant_of(other, weight.shape[0], weight, value_of(conv), value_of(node))
         if constant is not None:
             filters: tuple[Filters, ...] = conv.meta.get("filters") or ()
             # Of branches that are one convolution by now: what they were rounded to.
@@ -74,11 +69,11 @@ def _find(node: fx.Node, asked: Asked) -> Match | None:
     return None
 
 
-def _by_channel(emit: Callable[..., Any], constant: Any, weight: Tensor) -> Any:
-    channels = [weight.shape[0]]
+def by_channel(emit: Callable[..., Any], constant: Any, channels: int, device: torch.device) -> Any:
+    """A constant as a number for each of these channels, in float64."""
     if isinstance(constant, (int, float)):
-        return emit(aten.full.default, channels, float(constant), dtype=torch.float64, device=weight.device)
-    return emit(aten.expand.default, emit(aten.reshape.default, double(emit, constant), [-1]), channels)
+        return emit(aten.full.default, [channels], float(constant), dtype=torch.float64, device=device)
+    return emit(aten.expand.default, emit(aten.reshape.default, double(emit, constant), [-1]), [channels])
 
 
 def _scaled(emit: Callable[..., Any], c: Any, filters: Filters) -> Filters:
@@ -97,6 +92,10 @@ def _shifted(emit: Callable[..., Any], c: Any, filters: Filters) -> Filters:
     return filters._replace(**{name: c if before is None else emit(aten.add.Tensor, double(emit, before), c)})
 
 
+def _subtracted(emit: Callable[..., Any], c: Any, filters: Filters) -> Filters:
+    return _shifted(emit, c, _scaled(emit, emit(aten.full_like.default, c, -1.0), filters))
+
+
 def _unknown_obstacle(factor: Any, dtype: torch.dtype) -> Obstacle | None:
     """Whether a factor may push filters that nobody knows out of the range of float16."""
     is_near = isinstance(factor, (int, float)) and 2**-4 <= abs(factor) <= 2**4
@@ -105,11 +104,19 @@ def _unknown_obstacle(factor: Any, dtype: torch.dtype) -> Obstacle | None:
     )
 
 
-def _rewrite(part: str, target: Any, change: Callable[..., Filters], inverse: Any = None) -> Rewrite:
-    """inverse: the operator that makes of a constant the one that `change` takes."""
+def _rewrite(
+    part: str, target: Any, change: Callable[..., Filters], inverse: Any = None, places: Sequence[int] = (0, 1),
+    left: Sequence[int] = (),
+) -> Rewrite:  # fmt: skip
+    """inverse: the operator that makes of a constant the one that `change` takes. places, left: as `_find` takes
+    them."""
+
+    def find(node: fx.Node, asked: Asked) -> Match | None:
+        return _find(node, places, left) if asked.packed else None
 
     def changed(emit: Callable[..., Any], weight: Any, constant: Any, *fields: Any) -> Filters:
-        c = _by_channel(emit, constant, value_of(weight))
+        w = value_of(weight)
+        c = by_channel(emit, constant, w.shape[0], w.device)
         return change(emit, c if inverse is None else emit(inverse, c), Filters(*fields))
 
     def in_double(emit: Callable[..., Any], *arguments: Any) -> tuple[Any, Any]:
@@ -133,12 +140,14 @@ def _rewrite(part: str, target: Any, change: Callable[..., Filters], inverse: An
         node.meta["filters"] = (filters,)
         return node
 
-    return Rewrite(part, (target,), _find, obstacle, replacement)
+    return Rewrite(part, (target,), find, obstacle, replacement)
 
 
+# Left: numbers that change nothing, and a factor of zero, which filters would not make NaN of what is infinite.
 SCALING = (
-    _rewrite("scale", aten.mul.Tensor, _scaled),
-    _rewrite("scale", aten.div.Tensor, _scaled, aten.reciprocal.default),
-    _rewrite("shift", aten.add.Tensor, _shifted),
-    _rewrite("shift", aten.sub.Tensor, _shifted, aten.neg.default),
+    _rewrite("scale", aten.mul.Tensor, _scaled, left=(0, 1)),
+    _rewrite("scale", aten.div.Tensor, _scaled, aten.reciprocal.default, places=(0,), left=(0, 1)),
+    _rewrite("shift", aten.add.Tensor, _shifted, left=(0,)),
+    _rewrite("shift", aten.sub.Tensor, _shifted, aten.neg.default, places=(0,), left=(0,)),
+    _rewrite("scale+shift", aten.sub.Tensor, _subtracted, places=(1,)),
 )
