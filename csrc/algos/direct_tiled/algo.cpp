@@ -105,8 +105,10 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const Tile& tile = tiles[config.tile];
   plan.config = text_of("tile ", tile.p, "x", tile.q, " outputs, ", config.k_tile, " filters of ", config.group_tile,
                         " groups, ", config.channels, " channels, ", config.shared_bytes, " bytes shared");
-  // Few channels of a group are few products for a patch.
-  const double slowness = own::tiled_groups + own::tiled_group_channels / static_cast<double>(problem.c_per_group());
+  // Few channels of a group are few products for a patch, unless their filters are large.
+  const double taps = static_cast<double>(std::max<std::int64_t>(problem.r * problem.s, 9)) / 9.0;
+  const double slowness =
+      own::tiled_groups + own::tiled_group_channels / (taps * static_cast<double>(problem.c_per_group()));
   plan.cost_us = (problem.groups > 1 ? slowness : 1.0) * config.cost_us;
   return plan;
 }

@@ -138,8 +138,10 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   // Instructions decide how long the unrolling takes: clocks of a multiprocessor for an element.
   double unroll_us = 0.0;
   if (chunk.unrolls) {
+    const bool windows = problem.layout == Layout::nchw && problem.groups == 1 && problem.r * problem.s > 1;
+    const double nchw = !windows ? 1.0 : tensor_cores ? own::unroll_half_nchw : own::unroll_nchw;
     const double clocks =
-        (problem.c <= 4 ? own::unroll_few_channels : 1.0) * (tensor_cores ? own::unroll_half : own::unroll);
+        nchw * (problem.c <= 4 ? own::unroll_few_channels : 1.0) * (tensor_cores ? own::unroll_half : own::unroll);
     unroll_us = clocks_us(clocks * pixels * depth / device.processors, device);
   }
   plan.cost_us =

@@ -118,7 +118,8 @@ double cuda_cost_us(const ConvProblem& problem, const portable::Plan& config, co
   const double rounded = in_whole_waves(blocks, slots);
   const double flops =
       2.0 * config.products * rounded * portable::pixel_tile * config.filter_tile * steps * portable::depth_tile;
-  const double tensor_us = fastconv::tensor_us(flops, 0.30, device);
+  const double share = config.mode == Mode::split && config.filter_tile == 48 ? own::portable_48 : 0.30;
+  const double tensor_us = fastconv::tensor_us(flops, share, device);
   // Element by element the gathering decides, not the tensor cores.
   const double gathered = blocks * portable::pixel_tile * steps * portable::depth_tile;
   const bool half = config.mode != Mode::split && problem.groups == 1, narrow = config.filter_tile <= 32;
@@ -202,6 +203,13 @@ double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, c
          (plan.stores_quads ? quads_us : 0.0);
 }
 
+// NCHW: a block of the single tile stores its values one by one, however few blocks there are. Of a full machine's the
+// tile's own cost knows (single_tile/plan.h).
+double few_blocks_us(const single_tile::Plan& plan, const ConvProblem& problem) {
+  if (problem.layout != Layout::nchw) return 0.0;
+  return own::single_stores * 1e-3 * static_cast<double>(plan.pixels) * plan.filter_tile;
+}
+
 ConvPlan plan_for_hopper(const ConvProblem& problem, const DeviceInfo& device) {
   const persistent::Weights weights = persistent::make_weights(problem);
   persistent::Plan plan = persistent::make_plan(problem, weights, device.processors);
@@ -212,7 +220,8 @@ ConvPlan plan_for_hopper(const ConvProblem& problem, const DeviceInfo& device) {
     other->exponents_offset = weights.weight_bytes();
     other->weights_offset = weights.mode == Mode::single ? weights.rounded_offset() : 0;
     const double factor = problem.r * problem.s == 1 ? own::single_tile_1x1 : own::single_tile;
-    if (const double us = factor * single_tile::cost_us(*other, problem, device); us < persistent_us) {
+    const double us = factor * single_tile::cost_us(*other, problem, device) + few_blocks_us(*other, problem);
+    if (us < persistent_us) {
       return {"wgmma, " + describe_tile(*other, problem.accuracy), 0, us, keep_plan<Plan>(*other), true};
     }
   }

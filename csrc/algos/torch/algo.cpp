@@ -75,6 +75,10 @@ bool is_unaligned(const ConvProblem& problem) {
   return !in_pieces(problem.c, problem) || ((is_nhwc(problem) || !product) && !in_pieces(problem.k, problem));
 }
 
+// Of float32, which no kernel on tensor cores reads: `tf32` takes what FP32 arithmetic does, forward and backward
+// (docs/log/136-measured-again.md: 572x572 and 180x180, 1 to 64).
+bool is_single_channel(const ConvProblem& problem) { return problem.groups == 1 && problem.c == 1; }
+
 // For 64 filters of 7x7 in FP16.
 bool has_first_kernel(const ConvProblem& problem) {
   return problem.accuracy == AccuracyClass::fp16 && problem.k <= 64 && problem.r * problem.s > 9 &&
@@ -92,11 +96,14 @@ LibraryTimes cudnn_times(const ConvProblem& problem) {
     if (half) return unrolled ? own::half_depthwise_5x5_nchw : FASTCONV_CUDNN(half_depthwise);
     return problem.r * problem.s <= 9 ? FASTCONV_CUDNN(depthwise_3x3) : FASTCONV_CUDNN(depthwise);
   }
-  if (!half && !tf32) {  // FP32 arithmetic, which class `fp32` gets as well; 3x3 with stride 1: Winograd's too
+  if (!half &&
+      (!tf32 || is_single_channel(
+                    problem))) {  // FP32 arithmetic, which class `fp32` gets as well; 3x3 with stride 1: Winograd's too
     if (problem.groups > 1) return FASTCONV_CUDNN(plain_grouped);
     if (first) return FASTCONV_CUDNN(plain_first);
     if (product) return FASTCONV_CUDNN(plain_1x1);
-    const bool winograd = problem.r == 3 && problem.s == 3 && problem.stride_h == 1 && problem.stride_w == 1;
+    const bool winograd = problem.r == 3 && problem.s == 3 &&
+                          problem.stride_h * problem.stride_w * problem.dilation_h * problem.dilation_w == 1;
     return winograd ? FASTCONV_CUDNN(plain_3x3) : FASTCONV_CUDNN(plain);
   }
   if (problem.groups > 1) {
@@ -154,7 +161,8 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   // FP32 arithmetic in NHWC: a group's tiles are as wide as it has filters, from 32 to 256; a block of a wide one walks
   // its reduction for longer, and multiplies faster.
   const bool plain_groups = in_turn && !tensor_cores && is_nhwc(problem);
-  const double width = plain_groups ? std::clamp(filters, 32.0, 256.0) / 128.0 : 1.0;
+  const bool whole_tiles = problem.k_per_group() % 32 == 0;
+  const double width = !plain_groups ? 1.0 : whole_tiles ? std::clamp(filters, 32.0, 256.0) / 128.0 : own::odd_groups;
   const double slowness = in_turn && tensor_cores && strided                      ? own::strided_groups
                           : problem.groups > 1 && !depthwise && !in_turn && !half ? own::few_grouped_tf32
                           : plain_groups && filters > tile                        ? own::plain_wide_groups
@@ -303,7 +311,7 @@ double half_input_gradient_us(const ConvProblem& problem, const DeviceInfo& devi
 
 // First layers in float32, on the FP32 units: a kernel that writes 3 channels, or tiles that are nearly empty.
 double first_input_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
-  const bool nhwc = is_nhwc(problem), tf32 = problem.accuracy == AccuracyClass::tf32;
+  const bool nhwc = is_nhwc(problem), tf32 = problem.accuracy == AccuracyClass::tf32 && problem.c > 1;
   const LibraryTimes& times = tf32 ? (nhwc ? own::tf32_first_gradient_nhwc : own::tf32_first_gradient_nchw)
                                    : (nhwc ? own::first_gradient_nhwc : own::first_gradient_nchw);
   return times.us(static_cast<double>(problem.k * problem.r * problem.s), fp32_us(problem.direct_flops(), 1.0, device),
@@ -320,6 +328,19 @@ double strided_tf32_input_gradient_us(const ConvProblem& problem, const DeviceIn
                   input_bytes(problem), output_bytes(problem), device);
 }
 
+// FP32 arithmetic in NHWC, kernels larger than 1x1: few blocks walk a long reduction in less than half the time that
+// they take forward. Known of up to 784 pixels and from 2048 terms on (four problems, docs/log/136-measured-again.md).
+double short_walk_us(const ConvProblem& problem, const DeviceInfo& device) {
+  constexpr std::int64_t max_pixels = 1024, min_terms = 2048;
+  const bool few = problem.n * problem.h * problem.w <= max_pixels && problem.k * problem.r * problem.s >= min_terms;
+  if (!few || !is_nhwc(problem) || problem.groups > 1 || problem.r * problem.s == 1) {
+    return std::numeric_limits<double>::infinity();
+  }
+  const double zeros = static_cast<double>(problem.stride_h * problem.stride_w);
+  return own::plain_gradient.us(static_cast<double>(problem.k * problem.r * problem.s),
+                                fp32_us(zeros * problem.direct_flops(), 1.0, device), 0.0, 0.0, device);
+}
+
 }  // namespace
 
 // Kinds without a model of their own take up to a third more than the convolutions, and put phases in their places
@@ -333,8 +354,10 @@ double input_gradient_us(const ConvProblem& problem, const SameConvolutions& sam
     return std::max(same.us, cuda_cost_us(plain, device));
   }
   if (depthwise || (half && (product || problem.groups > 1))) return same.us + same.weaving_us;
+  if (problem.groups == 1 && problem.c <= 4 && !product && (!half || problem.c == 1)) {
+    return first_input_gradient_us(problem, device);
+  }
   if (half) return half_input_gradient_us(problem, device);
-  if (problem.groups == 1 && problem.c <= 4 && !product) return first_input_gradient_us(problem, device);
   const bool strided = problem.stride_h * problem.stride_w != 1;
   if (problem.accuracy == AccuracyClass::tf32 && strided && problem.groups == 1 && !is_unaligned(problem)) {
     return strided_tf32_input_gradient_us(problem, device);
@@ -344,7 +367,7 @@ double input_gradient_us(const ConvProblem& problem, const SameConvolutions& sam
   // FP32 arithmetic multiplies the zeros that a stride puts between rows.
   const double zeros = static_cast<double>(problem.stride_h * problem.stride_w);
   const double strided_us = !strided ? 0.0 : fp32_us(zeros * problem.direct_flops(), 1.8, device);
-  return std::min(std::max(us, strided_us), fft_us(problem, device));
+  return std::min({std::max(us, strided_us), fft_us(problem, device), short_walk_us(problem, device)});
 }
 
 extern const WeightGradient weight_gradient;

@@ -1,15 +1,19 @@
 // One-dimensional Winograd F(4,3) along W in one kernel: only x, U and y are in memory.
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 
 #include "algos/winograd_fused/plan.h"
 #include "core/cost.h"
+#include "core/fitted.h"
 #include "core/roundoffs.h"
 #include "winograd/limits.h"
 
 namespace fastconv::algos::winograd_fused {
 namespace {
+
+namespace own = fitted::winograd_fused;
 
 // Products of halves are not IEEE float32 arithmetic; `tf32` rounds x, too, and both half types are multiplied in
 // float16.
@@ -46,21 +50,52 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
 
 // The factor for NHWC outputs of a few filters that do not fill whole vectors, which tiles of 64 or more filters store
 // one by one, between idle lanes: measured on an H200 with 1 and 3 filters (docs/log/87-suite-66b4f44.md).
-double narrow_outputs_factor(const ConvProblem& problem, double slowness) {
+double narrow_outputs_factor(const ConvProblem& problem) {
+  constexpr double slowness = 1.1;
   const bool whole = problem.k * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 == 0;
   return problem.layout == Layout::nhwc && problem.k < 8 && !whole ? slowness : 1.0;
 }
 
-double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
-  const double factor = narrow_outputs_factor(problem, config.split ? 1.1 : 1.7);
-  // Few channels: what copies of boxes with halos reach, 0.62 of an H200's memory, whose multiprocessors ask for no
-  // more; one product leaves time for 0.8 of a slower one (docs/log/130-measured.md).
-  constexpr double bytes_of_processor_per_s = 0.62 * 4.3e12 / 132;
+// One product: what blocks read and write in waves of work tiles. x comes with its halos, for each 64 filters; those
+// that run together find it in the L2 cache, with U, if all that a wave reads fits. Where it does not, blocks lose step
+// and each reads for itself, also U if that is half of the cache (2048 to 512 channels at 65x65: 1.8 times the
+// products' time).
+double single_bytes(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
+  const double element = static_cast<double>(size_of(problem.dtype)), u = static_cast<double>(config.u_bytes());
+  const double tiles = static_cast<double>(config.work_tiles), filter_tiles = static_cast<double>(config.filter_tiles);
+  const double x_tile = element * static_cast<double>(config.shape.images * config.shape.input_rows() *
+                                                      config.shape.raw_columns() * problem.c);
+  const double y = element * static_cast<double>(problem.output_numel());
+  const double at_once = std::min(tiles, static_cast<double>(device.processors)) / filter_tiles;
+  const double of_wave = std::max(at_once, 1.0) * x_tile + u;
+  const double alone = std::clamp(4.0 * (of_wave / static_cast<double>(device.l2_bytes) - 1.0), 0.0, 1.0);
+  const double u_alone = 2.0 * u > static_cast<double>(device.l2_bytes) ? tiles / filter_tiles * u : u;
+  const double together = tiles / filter_tiles * x_tile + u;
+  return y + std::max(together, alone * (tiles * x_tile + u_alone));
+}
+
+// Outputs that are no whole vectors are stored one by one, whatever the number of filters.
+double element_ends_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
+  if (problem.layout == Layout::nchw || config.store == StoreMode::filters) return 0.0;
+  return own::element_end * static_cast<double>(ceil_div<std::int64_t>(config.work_tiles, device.processors));
+}
+
+double single_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
+  const double kernel = kernel_us(problem, config, device.processors) + element_ends_us(problem, config, device);
+  // Copies of boxes: an H200's multiprocessors ask for no more of its memory, halos included.
+  constexpr double bytes_of_processor_per_s = 0.75 * 4.3e12 / 132;
   const double asked_for = bytes_of_processor_per_s * device.processors / device.bandwidth_bytes_per_s;
-  const double share = config.split ? 0.62 : std::min(asked_for, 0.8);
+  const double memory = memory_us(single_bytes(problem, config, device), std::min(asked_for, 1.0), device);
+  return 7.3 + std::max(kernel, memory) + own::not_hidden * std::min(kernel, memory);
+}
+
+double cuda_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
+  if (!config.split) return single_cost_us(problem, config, device);
+  const double factor = narrow_outputs_factor(problem);
+  // Few channels: what copies of boxes with halos reach, 0.62 of the memory (docs/log/130-measured.md).
   const double us =
-      std::max(kernel_us(problem, config, device.processors), memory_us(problem.compulsory_bytes(), share, device));
-  return factor * ((config.split ? 11.5 : 7.3) + us);
+      std::max(kernel_us(problem, config, device.processors), memory_us(problem.compulsory_bytes(), 0.62, device));
+  return factor * (11.5 + us);
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

@@ -83,6 +83,15 @@ Rates rates_of(bool fp16) {
   return {own::split_launch, own::split_chunk, own::split_product, own::split_transform, own::split_not_hidden};
 }
 
+// What memory gives and takes: x and y, V and M of each group of tiles, and U for each group anew, but for what the L2
+// cache keeps of it beside them.
+double bytes_of(const ConvProblem& problem, const wgmma::CudaPlan& cuda, const DeviceInfo& device) {
+  const double value = 2.0 * cuda.weights.form.limbs;
+  const double values = 36.0 * static_cast<double>(cuda.map.shapes.group_tiles * (problem.c + problem.k));
+  const double kept = 0.3 * static_cast<double>(device.l2_bytes), u = static_cast<double>(cuda.weights.u_bytes());
+  return problem.compulsory_bytes() + static_cast<double>(cuda.map.groups) * (value * values + std::max(0.0, u - kept));
+}
+
 double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, const DeviceInfo& device) {
   const TaskMap& map = cuda.map;
   const bool fp16 = cuda.weights.form.limbs == 1;
@@ -94,7 +103,9 @@ double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, con
   constexpr double fitted_bandwidth = 4.3e12;
   const double transforms =
       rates.transform * work_tiles / device.processors * fitted_bandwidth / device.bandwidth_bytes_per_s;
-  const double nhwc = rates.launch + std::max(products, transforms) + rates.not_hidden * std::min(products, transforms);
+  const double kernel =
+      rates.launch + std::max(products, transforms) + rates.not_hidden * std::min(products, transforms);
+  const double nhwc = std::max(kernel, memory_us(bytes_of(problem, cuda, device), 1.0, device));
   const bool element_by_element = problem.x_pitch() * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0 ||
                                   (fp16 && problem.layout == Layout::nhwc && problem.k % 2 != 0);
   // NCHW output leaves in pieces of 4 values where rows are whole ones, else by single values (seen in half types).

@@ -73,14 +73,15 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double x_bytes = element * static_cast<double>(problem.n * problem.c * problem.h * problem.w);
   const double y_bytes = element * static_cast<double>(problem.y_numel()) * (problem.has_residual() ? 2.0 : 1.0);
   const bool nchw = problem.layout == Layout::nchw, plain = config.mode == Mode::fp32;
-  const double rate = config.wgmma_gemm ? w.rate(0.95) : plain ? 0.6 : 0.86;  // of the transforms
+  const double rate = config.wgmma_gemm ? w.rate(0.95) : plain ? w.rate(0.6) : w.rate(0.78);  // of the transforms
   const double input = memory_us(x_bytes + w.v_bytes, rate, device);
   const double library_share = problem.c % 8 == 0 && problem.k % 8 == 0 ? 0.70 : 0.10;  // in half types
   const double gemm = config.wgmma_gemm ? wgmma_gemm_us(problem, config, device, w)
-                      : plain           ? plain_product_us(problem, config, device, w)
-                                        : std::max(memory_us(w.u_bytes + w.v_bytes + w.m_bytes, 0.92, device),
-                                                   tensor_us(w.flops, library_share, device));
-  const double output = memory_us(w.m_bytes + y_bytes, nchw ? std::min(rate, 0.8) : rate, device);
+                      : plain ? plain_product_us(problem, config, device, w)
+                              : std::max(memory_us(w.u_bytes + (w.v_bytes + w.m_bytes) / w.rate(0.84), 1.0, device),
+                                         tensor_us(w.flops, library_share, device));
+  const double output =
+      memory_us(w.m_bytes, rate, device) + memory_us(y_bytes, nchw ? std::min(rate, 0.8) : rate, device);
   // Three launches; the larger tile's transforms take longer to walk, and our own product's first and last work tiles
   // more channels; what begins beside the product is there at its end.
   const double own =
