@@ -96,9 +96,8 @@ LibraryTimes cudnn_times(const ConvProblem& problem) {
     if (half) return unrolled ? own::half_depthwise_5x5_nchw : FASTCONV_CUDNN(half_depthwise);
     return problem.r * problem.s <= 9 ? FASTCONV_CUDNN(depthwise_3x3) : FASTCONV_CUDNN(depthwise);
   }
-  if (!half &&
-      (!tf32 || is_single_channel(
-                    problem))) {  // FP32 arithmetic, which class `fp32` gets as well; 3x3 with stride 1: Winograd's too
+  // FP32 arithmetic, which class `fp32` gets as well; 3x3 with stride 1: Winograd's too.
+  if (!half && (!tf32 || is_single_channel(problem))) {
     if (problem.groups > 1) return FASTCONV_CUDNN(plain_grouped);
     if (first) return FASTCONV_CUDNN(plain_first);
     if (product) return FASTCONV_CUDNN(plain_1x1);
