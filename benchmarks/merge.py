@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.harness import results
-from benchmarks.harness.runs import is_final
+from benchmarks.harness.runs import has_all_rivals, is_final
 from fastconv.cli.support import console
 
 HEAD = ("schema", "suite", *results.MACHINE, "commit", "measured_choices")  # in which all files agree
@@ -41,8 +41,12 @@ def _subject(row: results.Row) -> str:
     return f"{row.get('layer')}, batch {row.get('n')}, {row.get('class')}"
 
 
-def _rank(row: results.Row) -> tuple[bool, bool]:
-    return row.get("us") is not None, is_final(row)
+def _worth(row: results.Row) -> tuple[bool, bool]:
+    return row.get("us") is not None, has_all_rivals(row)
+
+
+def _rank(row: results.Row) -> tuple[bool, bool, bool]:
+    return *_worth(row), is_final(row)
 
 
 def _check_alike(
@@ -86,13 +90,13 @@ def _suite(name: str) -> str:
 
 
 def with_older(document: results.Document, older: results.Document) -> results.Document:
-    """The document, and rows of an older one of its suite that it has not, or only without what time or memory was too
-    short for (a rival that was not ready, say); each of these says its commit, if that is another."""
+    """The document, and rows of an older one of its suite that it has not, or only without a time or a rival that was
+    not ready in time; each of these says its commit, if that is another."""
     new = {identity(row): row for row in document["rows"]}
     kept = []
     for row in older["rows"]:
         name = identity(row)
-        if name not in new or _rank(row) > _rank(new[name]):
+        if name not in new or _worth(row) > _worth(new[name]):
             new.pop(name, None)
             kept.append({"commit": older["commit"], **row})
             if kept[-1]["commit"] == document["commit"]:

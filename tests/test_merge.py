@@ -97,11 +97,14 @@ def test_rows_of_an_older_commit_are_kept_where_nothing_is_newer(tmp_path):
 
 
 def test_an_older_row_with_all_rivals_is_kept_before_a_newer_one_without(tmp_path):
-    into = write(tmp_path / "all", [row(1, us=2.0, failures={"peer": "RuntimeError: no memory"})], commit="second")
-    late = row(1, us=1.0, failures={"peer": "not begun: the time is spent"})
-    for rows in ([late], [row(1, us=None)]):
-        (kept,) = merge.merge([write(tmp_path / "new", rows)], into, keep_older=True)["paper_cuconv"]["rows"]
-        assert (kept["us"], kept["commit"]) == (2.0, "second")
+    late = "not begun: the time is spent"
+    new = [row(1, failures={"peer": late}), row(8, us=None), row(64, failures={"energy": late, "tf32_peer": late})]
+    old = [row(n, us=2.0, failures={"peer": "RuntimeError: no memory"}) for n in (1, 8, 64)]
+    into = write(tmp_path / "all", old, commit="second")
+    found = merge.merge([write(tmp_path / "new", new)], into, keep_older=True)[SUITE]["rows"]
+    assert [(each["n"], each["us"], each.get("commit")) for each in found] == [
+        (64, 1.0, None), (1, 2.0, "second"), (8, 2.0, "second")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["gpu", "commit", "driver"])

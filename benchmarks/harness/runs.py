@@ -19,9 +19,19 @@ OVERTIME_S = 30.0  # how far behind a deadline a compilation may go on that bega
 SPENT, BESIDE_OTHERS = "the time is spent", "beside other processes"  # end a reason that the next run may not have
 
 
+def short_of(row: Mapping[str, Any]) -> list[str]:
+    """The parts of a row that another run may have: for these time or memory was short."""
+    return [name for name, why in row.get("failures", {}).items() if why.endswith((SPENT, BESIDE_OTHERS))]
+
+
 def is_final(row: Mapping[str, Any]) -> bool:
-    """Whether another run would find nothing more than the row has: neither time nor memory was short for a part."""
-    return not any(why.endswith((SPENT, BESIDE_OTHERS)) for why in row.get("failures", {}).values())
+    """Whether another run would find nothing more than the row has."""
+    return not short_of(row)
+
+
+def has_all_rivals(row: Mapping[str, Any]) -> bool:
+    """Whether only what is no rival is short: the energy, and PyTorch in TF32 beside class fp32."""
+    return all(name == "energy" or name.startswith("tf32_") for name in short_of(row))
 
 
 class TimeIsUp(BaseException):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.results import CLASSES, Document, Row
+from benchmarks.harness.runs import short_of
 from benchmarks.networks.parts import NAME as CUDNN_BEST
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
@@ -84,12 +85,13 @@ def speedups(document: Document, autotune: Document | None = None) -> dict[Key, 
 
 def over_tf32(document: Document) -> dict[tuple[str, int], float | None]:
     """The fastest of ours in class fp32 over the fastest form of PyTorch in TF32, by network and batch: of the same run
-    where the rows have it (`best_tf32_peer_us`), else of class tf32's."""
+    where that had time for it (`best_tf32_peer_us`), else of class tf32's."""
     found = by_network(document, None)
     ratios = {}
     for (network, accuracy, batch), its in found.items():
         if accuracy == "fp32":
-            beside = [us for row in its.values() if (us := row.get("best_tf32_peer_us"))]
+            ready = [row for row in its.values() if not any(name.startswith("tf32_") for name in short_of(row))]
+            beside = [us for row in ready if (us := row.get("best_tf32_peer_us"))]
             its_tf32 = min(beside, default=None) or fastest(found.get((network, "tf32", batch), {}))[1]
             ratios[network, batch] = speedup_of(fastest(its)[0], its_tf32)
     return ratios
