@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.harness import results
-from benchmarks.harness.runs import has_all_rivals, is_final
+from benchmarks.harness.runs import has_all_rivals, is_disturbed, is_final
 from fastconv.cli.support import console
 
 HEAD = ("schema", "suite", *results.MACHINE, "commit", "measured_choices")  # in which all files agree
@@ -23,11 +23,14 @@ def identity(row: results.Row) -> str:
     soaks, of launches and of counters, elsewhere what was found."""
     from benchmarks.host import suite as host
     from benchmarks.networks import suite as networks
+    from benchmarks.soaks import weights
 
     if "network" in row:
         names: Sequence[str] = networks.KEY
     elif "form" in row:
         names = host.KEY
+    elif "write" in row:
+        names = weights.ROW_KEY
     else:
         asked = ("algorithm",) if {"kernels", "variant", "launches"} & row.keys() else ()
         names = (*PROBLEM, "layout", "part", "variant", *asked)
@@ -42,7 +45,7 @@ def _subject(row: results.Row) -> str:
 
 
 def _worth(row: results.Row) -> tuple[bool, bool]:
-    return row.get("us") is not None, has_all_rivals(row)
+    return row.get("us") is not None, has_all_rivals(row) and not is_disturbed(row)
 
 
 def _rank(row: results.Row) -> tuple[bool, bool, bool]:
@@ -90,8 +93,8 @@ def _suite(name: str) -> str:
 
 
 def with_older(document: results.Document, older: results.Document) -> results.Document:
-    """The document, and rows of an older one of its suite that it has not, or only without a time or a rival that was
-    not ready in time; each of these says its commit, if that is another."""
+    """The document, and rows of an older one of its suite that it has not, or only without a time, without a rival
+    that was not ready in time, or disturbed; each of these says its commit, if that is another."""
     new = {identity(row): row for row in document["rows"]}
     kept = []
     for row in older["rows"]:

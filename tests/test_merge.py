@@ -76,6 +76,13 @@ def test_rows_of_an_algorithm_that_was_asked_for_are_told_apart(tmp_path):
         assert merge.joined([folder / FILE for folder in folders])["rows"] == rows
 
 
+def test_rows_of_written_weights_are_told_apart(tmp_path):
+    made = {"mode": "eager", "class": "fp32", "count": 1, "failures": 0, "old": 0, "error_over_bound": 0.5}
+    rows = [made | {"write": name} for name in ("copy_", "data")]
+    folders = [write(tmp_path / "a", rows[:1], "soak_weights"), write(tmp_path / "b", rows, "soak_weights")]
+    assert merge.joined([folder / "soak_weights.json" for folder in folders])["rows"] == rows
+
+
 def test_rows_of_an_older_commit_are_kept_where_nothing_is_newer(tmp_path):
     into = write(tmp_path / "all", [row(1), row(8), row(64, commit="first")], commit="second")
     new = write(tmp_path / "new", [row(1, us=2.0)])
@@ -99,11 +106,12 @@ def test_rows_of_an_older_commit_are_kept_where_nothing_is_newer(tmp_path):
 def test_an_older_row_with_all_rivals_is_kept_before_a_newer_one_without(tmp_path):
     late = "not begun: the time is spent"
     new = [row(1, failures={"peer": late}), row(8, us=None), row(64, failures={"energy": late, "tf32_peer": late})]
-    old = [row(n, us=2.0, failures={"peer": "RuntimeError: no memory"}) for n in (1, 8, 64)]
+    new.append(row(128, us_q25=1.0, us_q75=1.6))  # somebody else had the GPU
+    old = [row(n, us=2.0, failures={"peer": "RuntimeError: no memory"}) for n in (1, 8, 64, 128)]
     into = write(tmp_path / "all", old, commit="second")
     found = merge.merge([write(tmp_path / "new", new)], into, keep_older=True)[SUITE]["rows"]
     assert [(each["n"], each["us"], each.get("commit")) for each in found] == [
-        (64, 1.0, None), (1, 2.0, "second"), (8, 2.0, "second")
+        (64, 1.0, None), (1, 2.0, "second"), (8, 2.0, "second"), (128, 2.0, "second")
     ]  # fmt: skip
 
 

@@ -16,12 +16,16 @@ import torch
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 SHORTEST_S = 20.0  # with less time left no process is started that measures
 OVERTIME_S = 30.0  # how far behind a deadline a compilation may go on that began before it
+DISTURBED = 1.5
 SPENT, BESIDE_OTHERS = "the time is spent", "beside other processes"  # end a reason that the next run may not have
 
 
 def short_of(row: Mapping[str, Any]) -> list[str]:
     """The parts of a row that another run may have: for these time or memory was short."""
-    return [name for name, why in row.get("failures", {}).items() if why.endswith((SPENT, BESIDE_OTHERS))]
+    why_not = row.get("failures")
+    if not isinstance(why_not, Mapping):  # a soak's are counted
+        return []
+    return [name for name, why in why_not.items() if why.endswith((SPENT, BESIDE_OTHERS))]
 
 
 def is_final(row: Mapping[str, Any]) -> bool:
@@ -32,6 +36,12 @@ def is_final(row: Mapping[str, Any]) -> bool:
 def has_all_rivals(row: Mapping[str, Any]) -> bool:
     """Whether only what is no rival is short: the energy, and PyTorch in TF32 beside class fp32."""
     return all(name == "energy" or name.startswith("tf32_") for name in short_of(row))
+
+
+def is_disturbed(row: Mapping[str, Any]) -> bool:
+    """Whether somebody else had the GPU meanwhile: quartiles of a kernel's time are within a few per cent of each
+    other, but for one row in a hundred. Times that have the host in them scatter by themselves."""
+    return "algorithms" in row and (row.get("us_q75") or 0.0) > DISTURBED * (row.get("us_q25") or math.inf)
 
 
 class TimeIsUp(BaseException):

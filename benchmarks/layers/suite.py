@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness import parts, results, turns
+from benchmarks.harness.runs import is_disturbed
 from benchmarks.harness.supervise import Marker, supervise
 from benchmarks.layers import group as layer_group
 from benchmarks.layers.sets import PASSES, batches_of, suite_of
@@ -286,9 +287,10 @@ def _measure(group: layer_group.Group, plan: _Plan, seed: int, marker: Marker) -
 
 
 def _holds(document: results.Document, plan: _Plan, layer: Layer, n: int, classes: Sequence[str]) -> bool:
-    """Whether the document has every row of a group."""
+    """Whether the document has every row of a group, and none of them disturbed."""
     wanted = itertools.product([layer.layer], [n], classes, plan.layouts, [plan.direction])
-    return set(wanted) <= {tuple(row[name] for name in ROW_KEY) for row in results.own_rows(document)}
+    held = (row for row in results.own_rows(document) if not is_disturbed(row))
+    return set(wanted) <= {tuple(row[name] for name in ROW_KEY) for row in held}
 
 
 def _console() -> Console:

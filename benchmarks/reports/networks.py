@@ -19,6 +19,7 @@ OTHERS_OVERHEAD = 1.25
 IN_GRAPHS = ("compile", "compile_graph", "graph", "fused_graph")
 FULL_ROUNDS = 20  # of a time that stands in a table; of fewer is told
 AUTOTUNED = ("compile_max_autotune", "frozen_max_autotune")
+# In the order of the tables.
 TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "densenet161": "DenseNet-161"}
 TITLES |= {"yolov3": "YOLOv3", "unet": "U-Net", "rrdb": "RRDB (ESRGAN)", "sd_vae_decoder": "VAE decoder"}
 TITLES |= {f"vae_decoder_{side}": f"VAE decoder, {side} x {side}" for side in (1024, 2048)}
@@ -184,10 +185,12 @@ def few_rounds(rows: Sequence[Row]) -> list[str]:
 
 
 def by_network(document: Document, accuracy: str | None) -> dict[Key, dict[str, Row]]:
-    """Of every network -> mode -> row."""
+    """Of every network -> mode -> row. In the order of TITLES: that of the rows is of who was measured first."""
     found: dict[Key, dict[str, Row]] = {}
+    order = list(TITLES)
+    rows = sorted(document["rows"], key=lambda row: order.index(row["network"]) if row["network"] in TITLES else 99)
     for cls in CLASSES if accuracy is None else [accuracy]:
-        for row in document["rows"]:
+        for row in rows:
             if row["class"] == cls:
                 found.setdefault((row["network"], cls, row["batch"]), {})[row["mode"]] = row
     return found

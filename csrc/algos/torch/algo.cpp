@@ -76,7 +76,7 @@ bool is_unaligned(const ConvProblem& problem) {
 }
 
 // Of float32, which no kernel on tensor cores reads: `tf32` takes what FP32 arithmetic does, forward and backward
-// (docs/log/136-measured-again.md: 572x572 and 180x180, 1 to 64).
+// (docs/log/137-one-commit.md: 572x572 and 180x180, 1 to 64).
 bool is_single_channel(const ConvProblem& problem) { return problem.groups == 1 && problem.c == 1; }
 
 // For 64 filters of 7x7 in FP16.
@@ -328,7 +328,7 @@ double strided_tf32_input_gradient_us(const ConvProblem& problem, const DeviceIn
 }
 
 // FP32 arithmetic in NHWC, kernels larger than 1x1: few blocks walk a long reduction in less than half the time that
-// they take forward. Known of up to 784 pixels and from 2048 terms on (four problems, docs/log/136-measured-again.md).
+// they take forward. Known of up to 784 pixels and from 2048 terms on (four problems, docs/log/137-one-commit.md).
 double short_walk_us(const ConvProblem& problem, const DeviceInfo& device) {
   constexpr std::int64_t max_pixels = 1024, min_terms = 2048;
   const bool few = problem.n * problem.h * problem.w <= max_pixels && problem.k * problem.r * problem.s >= min_terms;
