@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/cost.h"
 #include "core/error.h"
 #include "core/group_norm.h"
 #include "core/integers.h"
@@ -327,6 +328,7 @@ PYBIND11_MODULE(_C, module) {
       .def_readwrite("has_kernels", &DeviceInfo::has_kernels);
   module.def("cpu_device", &cpu_device, py::arg("threads"), py::arg("instruction_set") = InstructionSet::avx512);
   module.def("h200_device", &h200_device);
+  module.def("pass_us", &pass_us, py::arg("read_bytes"), py::arg("written_bytes"), py::arg("device"));
   module.def("limit_to_build", &limit_to_build, py::arg("device"), py::arg("architectures"));
   module.def("set_rates", &set_rates, py::arg("device"), py::arg("boost_hz"), py::arg("memory_bytes_per_s"));
 

@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fastconv import ops
+from fastconv import _C, ops
 from fastconv.rewrites.choosing import norm_before
 from fastconv.rewrites.concatenation import is_made_there, takes_strides
 from fastconv.rewrites.convolution import Asked, Call, call_of, is_channels_last, is_static, plan_of
 from fastconv.rewrites.editor import Editor, is_written, value_of
 
 aten = torch.ops.aten
-
-_LAUNCH_US = 2.0  # of a pass that nothing else is in
 
 
 def widen(graph: fx.Graph, asked: Asked, edit: Editor) -> None:
@@ -121,4 +119,5 @@ def _pass_us(value: fx.Node, wide: dict[fx.Node, fx.Node]) -> float:
 
 
 def _copy_us(x: Tensor) -> float:
-    return _LAUNCH_US + 2e6 * x.numel() * x.element_size() / ops.device_info(x.device).bandwidth_bytes_per_s
+    size = x.numel() * x.element_size()
+    return _C.pass_us(size, size, ops.device_info(x.device))
