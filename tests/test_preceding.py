@@ -179,6 +179,15 @@ def test_a_norm_that_subtracts_much_more_than_it_keeps_stays() -> None:
     assert parts(fuse_quietly(model)) == ["conv"]
 
 
+def test_nothing_is_shifted_that_would_then_be_rounded() -> None:
+    """To TF32: its ten bits are of x, which may be much larger than what a subtraction leaves. A factor is none."""
+    forward = CASES["a norm"][0]
+    assert parts(fuse_quietly(Model(forward), precision="fp32")) == ["bn+conv"]
+    assert parts(fuse_quietly(Model(forward), precision="tf32")) == ["conv"]
+    assert parts(fuse_quietly(Model(lambda m, x: m.conv(x * 0.5)), precision="tf32")) == ["scale+conv"]
+    assert parts(fuse_quietly(Model(forward).half(), precision="tf32")) == ["bn+conv"]
+
+
 def test_operations_in_place_and_hooks_stay() -> None:
     def written(m: Any, x: Tensor) -> Tensor:
         y = x.sin()

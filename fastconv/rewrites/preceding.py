@@ -4,7 +4,8 @@
     conv(x / scale)        conv(x - shift)
     conv(batch norm(x))                           with running statistics
 
-What shifts goes into a convolution without padding alone: its zeros would not be shifted. So are the normalisation of
+What shifts goes into a convolution without padding alone: its zeros would not be shifted; and not in class tf32, which
+would round x to ten bits where it rounds what a subtraction leaves. So are the normalisation of
 images and the factors of networks without norms. Where weights are constants and nobody else reads the values between:
 in float64, rounded once.
 """
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from fastconv import ops
+from fastconv import ops, settings
 from fastconv.rewrites.choosing import norm_before
 from fastconv.rewrites.constants import computing, known
 from fastconv.rewrites.convolution import Asked, Call, call_of
@@ -119,16 +120,23 @@ def _folded(emit: Callable[..., Any], weight: Any, *arguments: Any) -> tuple[Fil
     return filters, new, bias
 
 
+def _may_round(call: Call) -> bool:
+    """Whether x is rounded to TF32, here or on the GPU that a module from the CPU may be moved to."""
+    weight = value_of(call.weight)
+    moves = not weight.is_cuda and torch.cuda.is_available()
+    return weight.dtype is torch.float32 and "tf32" in (call.precision, settings.cuda_precision() if moves else "")
+
+
 def _find(node: fx.Node, asked: Asked) -> Match | None:
     call = call_of(node)
     if not asked.packed or call is None or spelled(node).obstacle is not None:
         return None
-    pads = any(call.padding) or spelled(node).pads is not None
+    shifts = not (any(call.padding) or spelled(node).pads is not None or _may_round(call))
     x, steps, gone = call.input, list[_Step](), list[fx.Node]()
     arguments: tuple[Any, ...] = (call.weight, call.bias, call.groups)
     while x is not call.residual and len(x.users) == 1 and written_between(x, node) is None:
         step = _step(x, call)
-        if step is None or (pads and step.part != "scale"):
+        if step is None or not (shifts or step.part == "scale"):
             break
         more = (*arguments, step.target, *step.numbers)
         if known(more) is None or range_obstacle(_exact, more, value_of(call.weight).dtype) is not None:
