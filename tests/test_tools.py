@@ -205,9 +205,27 @@ def test_check_sass_sees_constants_loaded_before_the_kernel_before_has_ended(cap
             "  Function : _ZN5earlyEv", constant, other, wait, constant, wait]  # fmt: skip
     kernels = check_sass.parse_sass(text)
     assert [(kernel.in_series, kernel.early_constants) for kernel in kernels] == [(True, 0), (False, 0), (True, 1)]
-    (fault,) = check_sass.report_early(kernels)
+    (fault,) = check_sass.report_loads(kernels)
     assert fault.startswith("1 loads of constants before its wait")
     assert "early" in fault
+    assert fault in capsys.readouterr().out
+
+
+def test_check_sass_sees_loads_behind_the_products_of_a_loop(capsys):
+    load, product = "LDG.E.128.CONSTANT R100, desc[UR8][R2.64]", "HGMMA.64x64x16.F32 R24, R4, gdesc[UR8]"
+    poll, done = ["SYNCS.PHASECHK.TRANS64 P0, [UR4]", "@!P0 BRA 0x10"], "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    loops = {
+        "_Z3one": [load, *poll, product, load, load, done, "@P0 BRA 0x0", load],
+        "_Z3two": [load, *poll, product, done, load, load, "@P0 BRA 0x0", load, "BRA 0x0"],
+        "_Z5under": [load, *poll, product, done, product, "WARPGROUP.DEPBAR.LE gsb0, 0x1", load, "@P0 BRA 0x0"],
+    }
+    text = []
+    for name, code in loops.items():
+        text += [f"  Function : {name}", *(f"  /*{16 * i:04x}*/  {line} ;" for i, line in enumerate(code))]
+    kernels = check_sass.parse_sass(text)
+    assert [kernel.late_loads for kernel in kernels] == [0, 2, 0]
+    (fault,) = check_sass.report_loads(kernels)
+    assert fault.startswith("2 loads behind the products of a loop  ")
     assert fault in capsys.readouterr().out
 
 

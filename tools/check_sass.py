@@ -5,8 +5,9 @@ Exit status 1 if a kernel keeps a stack frame or uses local memory: that is what
 not unrolled into registers, looks like in the finished code. And if a kernel that is written for wgmma has no HGMMA, or
 waits after each one: that is what products look like that ptxas has serialised (its warnings C7510 to C7514). And if a
 kernel of a series loads what counts as constant in front of its wait for the kernel before, where the compiler may put
-it, whatever the source says (device/dependent_launch.cuh). Says so and succeeds where there is no cuobjdump, or no GPU
-code in the library.
+it, whatever the source says (device/dependent_launch.cuh). And if a loop over products loads what it multiplies next
+behind its wait for all of them: each turn then waits for memory, 3 to 9 % of a layer (docs/log/137-one-commit.md).
+Says so and succeeds where there is no cuobjdump, or no GPU code in the library.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -91,6 +92,10 @@ WGMMA = (
 )
 
 
+# Those whose loops may load behind their products: in NCHW, and where rows are no whole vectors, the end decides.
+LATE = r"winograd_fused::split::convolve<.*Variant\{1, (true|false), \(fastconv::StoreMode\)[12], "
+
+
 @dataclass(frozen=True)
 class Kernel:
     architecture: str  # sm_90a
@@ -132,6 +137,34 @@ class Code:
     constants: int = 0  # loads of them so far: LDG.CONSTANT
     early_constants: int = 0  # in front of the first wait for the kernel before: ACQBULK
     in_series: bool = False
+    late_loads: int = 0  # of loops over products, behind the wait for all of these
+    events: list[tuple[int, str]] = field(
+        default_factory=list
+    )  # (address, kind) of products, of such waits, and of loads
+
+    def add(self, address: int, instruction: str) -> None:
+        if " HGMMA" in instruction:
+            self.products += 1
+            self.events.append((address, "p"))
+        elif "WARPGROUP.DEPBAR" in instruction:
+            self.waits += 1
+            if "gsb0, 0x0" in instruction:
+                self.events.append((address, "w"))
+        elif " LDG" in instruction:
+            self.constants += ".CONSTANT" in instruction
+            self.events.append((address, "l"))
+        elif " ACQBULK" in instruction and not self.in_series:
+            self.in_series, self.early_constants = True, self.constants
+        elif (match := re.search(r" BRA\S* .*?(0x[0-9a-f]+)", instruction)) and int(match.group(1), 16) <= address:
+            self.end_loop(int(match.group(1), 16))
+
+    def end_loop(self, begin: int) -> None:
+        """The innermost loop with products counts: what is known of it is forgotten then."""
+        kinds = "".join(kind for address, kind in self.events if address >= begin)
+        if "p" in kinds:
+            products, _, behind = kinds.rpartition("w")
+            self.late_loads += 0 if "p" in behind or "p" not in products else behind.count("l")
+            self.events.clear()
 
     def fault(self) -> str | None:
         if self.products == 0:
@@ -145,14 +178,8 @@ def parse_sass(lines: Iterable[str]) -> list[Code]:
     for line in lines:
         if match := re.match(r"\s*Function\s*:\s*(\S+)", line):
             kernels.append(Code(match.group(1)))
-        elif kernels and " HGMMA" in line:
-            kernels[-1].products += 1
-        elif kernels and "WARPGROUP.DEPBAR" in line:
-            kernels[-1].waits += 1
-        elif kernels and re.search(r" LDG\S*\.CONSTANT", line):
-            kernels[-1].constants += 1
-        elif kernels and " ACQBULK" in line and not kernels[-1].in_series:
-            kernels[-1].in_series, kernels[-1].early_constants = True, kernels[-1].constants
+        elif kernels and (match := re.match(r"\s*/\*([0-9a-f]+)\*/(.*)", line)):
+            kernels[-1].add(int(match.group(1), 16), match.group(2))
     return kernels
 
 
@@ -165,11 +192,16 @@ def report_products(kernels: list[Code]) -> list[str]:
     return faults
 
 
-def report_early(kernels: list[Code]) -> list[str]:
-    """Prints and returns a line per kernel that loads constants before it waits for the kernel before."""
-    early = [kernel for kernel in kernels if kernel.early_constants]
-    named = zip(early, demangle([kernel.name for kernel in early]), strict=True)
-    faults = [f"{kernel.early_constants} loads of constants before its wait  {name}" for kernel, name in named]
+def report_loads(kernels: list[Code]) -> list[str]:
+    """Prints and returns a line per kernel that loads constants before it waits for the kernel before, or what it
+    multiplies next behind its wait for products."""
+    wrong = [kernel for kernel in kernels if kernel.early_constants or kernel.late_loads]
+    faults = []
+    for kernel, name in zip(wrong, demangle([kernel.name for kernel in wrong]), strict=True):
+        if kernel.early_constants:
+            faults.append(f"{kernel.early_constants} loads of constants before its wait  {name}")
+        if kernel.late_loads and not re.search(LATE, name):
+            faults.append(f"{kernel.late_loads} loads behind the products of a loop  {name}")
     for fault in faults:
         print(fault)
     return faults
@@ -239,11 +271,11 @@ def main() -> int:
         command = [tool, "-sass", "-arch", "sm_90a", str(arguments.library)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             code = parse_sass(process.stdout or ())
-        faults, early = report_products(code), report_early(code)
+        faults, loads = report_products(code), report_loads(code)
         users, series = sum(kernel.products > 0 for kernel in code), sum(kernel.in_series for kernel in code)
         print(f"check_sass: {users} kernels with HGMMA, {len(faults)} without theirs or serialised")
-        print(f"check_sass: {series} kernels wait for the one before, {len(early)} load constants before they do")
-        found += faults + early
+        print(f"check_sass: {series} kernels wait for the one before; {len(loads)} load too early or too late")
+        found += faults + loads
     return 1 if found else 0
 
 
