@@ -106,7 +106,7 @@ def test_rows_of_an_older_commit_are_kept_where_nothing_is_newer(tmp_path):
 def test_an_older_row_with_all_rivals_is_kept_before_a_newer_one_without(tmp_path):
     late = "not begun: the time is spent"
     new = [row(1, failures={"peer": late}), row(8, us=None), row(64, failures={"energy": late, "tf32_peer": late})]
-    new.append(row(128, us_q25=1.0, us_q75=1.6))  # somebody else had the GPU
+    new.append(row(128, us_q25=1.0, us_q75=1.6, sm_mhz=1980.0))  # somebody else had the GPU
     old = [row(n, us=2.0, failures={"peer": "RuntimeError: no memory"}) for n in (1, 8, 64, 128)]
     into = write(tmp_path / "all", old, commit="second")
     found = merge.merge([write(tmp_path / "new", new)], into, keep_older=True)[SUITE]["rows"]

@@ -40,8 +40,9 @@ def has_all_rivals(row: Mapping[str, Any]) -> bool:
 
 def is_disturbed(row: Mapping[str, Any]) -> bool:
     """Whether somebody else had the GPU meanwhile: quartiles of a kernel's time are within a few per cent of each
-    other, but for one row in a hundred. Times that have the host in them scatter by themselves."""
-    return "algorithms" in row and (row.get("us_q75") or 0.0) > DISTURBED * (row.get("us_q25") or math.inf)
+    other, but for one row in a hundred. Times that have the host in them, or are a CPU's, scatter by themselves."""
+    spread = (row.get("us_q75") or 0.0) / (row.get("us_q25") or math.inf)
+    return {"algorithms", "sm_mhz"} <= row.keys() and spread > DISTURBED
 
 
 class TimeIsUp(BaseException):
