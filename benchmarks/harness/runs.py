@@ -16,7 +16,8 @@ import torch
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 SHORTEST_S = 20.0  # with less time left no process is started that measures
 OVERTIME_S = 30.0  # how far behind a deadline a compilation may go on that began before it
-DISTURBED = 1.5
+DISTURBED = 1.5  # the upper quartile of a kernel's time over the lower
+TF32 = "tf32_"  # before the name of a form of PyTorch in TF32, beside class fp32
 SPENT, BESIDE_OTHERS = "the time is spent", "beside other processes"  # end a reason that the next run may not have
 
 
@@ -35,7 +36,7 @@ def is_final(row: Mapping[str, Any]) -> bool:
 
 def has_all_rivals(row: Mapping[str, Any]) -> bool:
     """Whether only what is no rival is short: the energy, and PyTorch in TF32 beside class fp32."""
-    return all(name == "energy" or name.startswith("tf32_") for name in short_of(row))
+    return all(name == "energy" or name.startswith(TF32) for name in short_of(row))
 
 
 def is_disturbed(row: Mapping[str, Any]) -> bool:
@@ -125,3 +126,10 @@ def fastest_of(times: Mapping[str, float | None]) -> str | None:
     """The name of the shortest time; None where there is none."""
     timed = {name: us for name, us in times.items() if us is not None}
     return min(timed, key=lambda name: timed[name], default=None)
+
+
+def tf32_fields(times: Mapping[str, float | None]) -> dict[str, Any]:
+    """Of a row: PyTorch's forms in TF32, and the fastest of them; none, if there are none."""
+    best = fastest_of(times)
+    fields = {"tf32_peers": dict(times), "best_tf32_peer": best, "best_tf32_peer_us": times[best] if best else None}
+    return fields if times else {}

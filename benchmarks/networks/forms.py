@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import fastconv
 from benchmarks.harness import turns
-from benchmarks.harness.runs import LAYOUTS, time_limit
+from benchmarks.harness.runs import LAYOUTS, TF32, time_limit
 from benchmarks.peers import over_all_plans
 from fastconv import timing
 from fastconv.models.compare import CLASS_DTYPE, precision_of, pytorch_class
@@ -84,7 +84,7 @@ class Contender:
 
     @property
     def name(self) -> str:
-        prefix = "fastconv_" if self.ours else "tf32_" if self.tf32 else ""
+        prefix = "fastconv_" if self.ours else TF32 if self.tf32 else ""
         return f"{prefix}{self.form_name}_{self.layout}"
 
     @property

@@ -30,6 +30,7 @@ from benchmarks.harness.runs import (
     is_final,
     is_past,
     synchronised,
+    tf32_fields,
 )
 from benchmarks.networks import parts as network_parts
 from benchmarks.networks import zoo
@@ -393,7 +394,6 @@ class Measured:
         groups, of_memory = self.groups.get(key or ""), self._peer_of_memory()
         counts = self.counts.get(MODES[mode].model, dict.fromkeys(("swapped", "ours", "fused", "total"), 0))
         tf32 = {c.form_name: self.times[c.name].us if c.name in self.times else None for c in self.tf32}
-        best_tf32 = fastest_of(tf32)
         return {
             "network": self.name,
             "batch": self.batch,
@@ -411,8 +411,7 @@ class Measured:
             "peer_layouts": peer_layouts,
             "best_peer": best_peer,
             "best_peer_us": None if best_peer is None else best[best_peer],
-            **({"tf32_peers": tf32, "best_tf32_peer": best_tf32} if tf32 else {}),
-            **({"best_tf32_peer_us": best_tf32 and tf32[best_tf32]} if tf32 else {}),
+            **tf32_fields(tf32),
             "logits_error": own and own.relative_l2,
             "peer_error": peer and peer.relative_l2,
             "top1_agreement": own and own.top1,

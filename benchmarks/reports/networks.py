@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.results import CLASSES, Document, Row
-from benchmarks.harness.runs import short_of
+from benchmarks.harness.runs import TF32, short_of
 from benchmarks.networks.parts import NAME as CUDNN_BEST
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
@@ -91,7 +91,7 @@ def over_tf32(document: Document) -> dict[tuple[str, int], float | None]:
     ratios = {}
     for (network, accuracy, batch), its in found.items():
         if accuracy == "fp32":
-            ready = [row for row in its.values() if not any(name.startswith("tf32_") for name in short_of(row))]
+            ready = [row for row in its.values() if not any(name.startswith(TF32) for name in short_of(row))]
             beside = [us for row in ready if (us := row.get("best_tf32_peer_us"))]
             its_tf32 = min(beside, default=None) or fastest(found.get((network, "tf32", batch), {}))[1]
             ratios[network, batch] = speedup_of(fastest(its)[0], its_tf32)
@@ -187,8 +187,8 @@ def few_rounds(rows: Sequence[Row]) -> list[str]:
 def by_network(document: Document, accuracy: str | None) -> dict[Key, dict[str, Row]]:
     """Of every network -> mode -> row. In the order of TITLES: that of the rows is of who was measured first."""
     found: dict[Key, dict[str, Row]] = {}
-    order = list(TITLES)
-    rows = sorted(document["rows"], key=lambda row: order.index(row["network"]) if row["network"] in TITLES else 99)
+    order = {name: place for place, name in enumerate(TITLES)}
+    rows = sorted(document["rows"], key=lambda row: order.get(row["network"], len(order)))
     for cls in CLASSES if accuracy is None else [accuracy]:
         for row in rows:
             if row["class"] == cls:

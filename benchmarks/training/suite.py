@@ -23,7 +23,18 @@ from torch import nn
 from benchmarks.harness import results
 from benchmarks.harness.clocks import ClockMonitor
 from benchmarks.harness.profile import Groups, kernel_groups
-from benchmarks.harness.runs import SPENT, check_names, deadline_of, fastest_of, free, is_final, is_past, synchronised
+from benchmarks.harness.runs import (
+    SPENT,
+    TF32,
+    check_names,
+    deadline_of,
+    fastest_of,
+    free,
+    is_final,
+    is_past,
+    synchronised,
+    tf32_fields,
+)
 from benchmarks.networks.parts import CONVOLUTIONS, LINEAR
 from benchmarks.training.trainer import (
     CLASSES,
@@ -43,7 +54,6 @@ BATCHES = {"resnet50": 64, "vgg16": 32, "densenet121": 64, "unet": 32}
 MODES = {"eager": ("eager",), "compile": ("compile_default", "compile_reduce_overhead")}
 KEY = ("network", "batch", "class", "mode")
 COMPILE_LIMIT_S = 120.0
-TF32 = "tf32_"  # before the name of a peer in class fp32
 
 _CONVERSIONS = r"convert|transpose_(fours|any)|guess_image_scales|nchwToNhwc|nhwcToNchw"
 GROUPS = Groups(
@@ -244,7 +254,7 @@ class _Measured:
         rivals = [name for name in self.peers if mode == "compile" or "eager" in name]
         peers = {name: self._us(name) for name in rivals if not name.startswith(TF32)}
         tf32 = {name.removeprefix(TF32): self._us(name) for name in rivals if name.startswith(TF32)}
-        best, best_tf32 = fastest_of(peers), fastest_of(tf32)
+        best = fastest_of(peers)
         groups, peer_groups = self.groups.get(ours), self.groups.get(best or "")
         its = self.times.get(ours)
         row: results.Row = {
@@ -270,10 +280,7 @@ class _Measured:
                 row[side + key] = self.memory.get(name, {}).get(key)
             for key in ("loss_error", "gradient_error"):
                 row[side + key] = self.errors.get(name, {}).get(key)
-        if tf32:
-            row |= {"tf32_peers": tf32, "best_tf32_peer": best_tf32}
-            row |= {"best_tf32_peer_us": tf32[best_tf32] if best_tf32 else None}
-        return row | {"failures": dict(self.failures)} | self.clocks.found
+        return row | tf32_fields(tf32) | {"failures": dict(self.failures)} | self.clocks.found
 
 
 def _line(row: results.Row) -> str:
