@@ -317,7 +317,9 @@ def test_compiler_options():
     assert not forms.compiler_options(forms.PEERS["compile_default"], "nchw")["layout_optimization"]
 
 
-def test_what_takes_too_long_to_compile_is_given_up():
+def test_what_takes_too_long_to_compile_is_given_up(monkeypatch):
+    # Not PyTorch's compiler: interrupted anywhere, one in a thousand times it leaves something for the next test.
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: lambda x: time.sleep(30))
     (row,) = bench_one(["eager"], ["torch_eager", "compile_max_autotune"], layouts=["nchw"], compile_limit_s=0.01)
     assert row["peers"]["compile_max_autotune"] is None
     assert "TimeoutError: not ready within" in row["failures"]["compile_max_autotune_nchw"]
@@ -334,23 +336,6 @@ def test_behind_the_deadline_nothing_is_begun_that_takes_long(monkeypatch):
     assert row["failures"] == dict.fromkeys(late, f"not begun: {runs.SPENT}")
     assert row["best_peer"] == "torch_eager"
     assert bench.held_of({"rows": [row]}) == set()
-
-
-def test_time_limit():
-    def work():
-        with contextlib.suppress(Exception):  # as a compiler may
-            time.sleep(30)
-        time.sleep(30)
-
-    with pytest.raises(TimeoutError, match="not ready within 0 s"), runs.time_limit(0.01):
-        work()
-    late = runs.deadline_of(0.01 - runs.OVERTIME_S)
-    for seconds in (30.0, None):
-        with pytest.raises(TimeoutError, match=f"not ready: {runs.SPENT}"), runs.time_limit(seconds, late):
-            work()
-    with runs.time_limit(0.01, runs.deadline_of(600.0)):
-        pass
-    time.sleep(0.02)  # the alarm of a block that ended in time is off
 
 
 def test_compiling_ahead_ends_in_time(tmp_path):

@@ -50,6 +50,25 @@ class TimeIsUp(BaseException):
     """Not an Exception: nothing that a compiler tries on the way may swallow it."""
 
 
+class _Switches:
+    """PyTorch's compilers' switches as they are now: whoever is interrupted may not turn back what he turned."""
+
+    def __init__(self) -> None:
+        import torch._dynamo.config
+        import torch._functorch.config
+        import torch._inductor.config
+
+        modules: tuple[Any, ...] = torch._dynamo.config, torch._functorch.config, torch._inductor.config
+        self.values = [(module, module.get_config_copy()) for module in modules]
+
+    def restore(self) -> None:
+        for module, before in self.values:
+            now = module.get_config_copy()
+            for name in before:
+                if now[name] != before[name]:
+                    setattr(module, name, before[name])
+
+
 @contextlib.contextmanager
 def time_limit(seconds: float | None, deadline: float | None = None) -> Iterator[None]:
     """Raises TimeoutError in the block after `seconds` (None: never), or OVERTIME_S behind `deadline` if that is
@@ -60,17 +79,22 @@ def time_limit(seconds: float | None, deadline: float | None = None) -> Iterator
         return
 
     def stop(number: int, frame: Any) -> None:
-        raise TimeIsUp
+        if running:
+            raise TimeIsUp
 
-    before = signal.signal(signal.SIGALRM, stop)
+    running = True
+    switches, before = _Switches(), signal.signal(signal.SIGALRM, stop)
     # Again and again: an exception in the middle of a garbage collection, say, is lost.
     signal.setitimer(signal.ITIMER_REAL, max(limit, 1e-3), 0.25)
     try:
         yield
     except TimeIsUp:
+        running = False
+        switches.restore()
         why = f"not ready within {limit:.0f} s" if limit == seconds else f"not ready: {SPENT}"
         raise TimeoutError(why) from None
     finally:
+        running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
