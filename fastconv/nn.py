@@ -352,6 +352,7 @@ class FusedConv2d(Conv2d):
     """
 
     residual_after = max_pool = False  # of layers that were pickled before there was a choice
+    _needs_batch = False  # a functional batch norm is in it, whose channels are dimension 1 of whatever it gets
     _constant_dims = 0  # the most dimensions of the tensors that were multiplied or added, and are in weight and bias
 
     def __init__(
@@ -371,6 +372,11 @@ class FusedConv2d(Conv2d):
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """`residual` is what `+` takes: of the output's shape and dtype it is added inside the convolution; of another
         that `+` admits (broadcast or promoted) by PyTorch."""
+        if self._needs_batch and input.dim() != 4:
+            raise ValueError(
+                f"input is {list(input.shape)}; expected [N, C, H, W]: torch.nn.functional.batch_norm, which is fused "
+                "here, takes dimension 1 for the channels, of an unbatched image the rows"
+            )
         after = self.residual_after and residual is not None
         y = self._convolve(input, residual, self.activation or "none", self.negative_slope, after, self.max_pool)
         return self._like_constants(y) if self._constant_dims else y

@@ -372,3 +372,23 @@ def test_a_norm_that_is_a_function_keeps_dtypes_as_a_module_does() -> None:
     mixed = scaled(FUNCTIONS["keywords"][0])
     mixed.conv.bfloat16()
     check(mixed, x.bfloat16(), 2e-2)
+
+
+NORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "behind": functional,
+    "behind, with a factor": lambda m, x: functional(m, x) * m.c,
+    "before": lambda m, x: m.conv(F.batch_norm(x, m.norm.running_mean, m.norm.running_var)),
+    "beside": lambda m, x: m.conv(x) + F.batch_norm(x, m.norm.running_mean, m.norm.running_var),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_that_is_a_function_takes_the_rows_of_an_unbatched_image_for_channels(name: str) -> None:
+    """PyTorch's does: what was folded as filters' factors is something else."""
+    model = scaled(NORMS[name])
+    model.conv = nn.Conv2d(6, 6, 1)
+    fused = check(model, torch.randn(1, 6, 6, 6))
+    assert "bn" in parts(fused)[0]
+    with pytest.raises(ValueError, match=r"input is \[6, 6, 6\]; expected \[N, C, H, W\]"):
+        fused(torch.randn(6, 6, 6))
+    assert fuse_quietly(scaled(lambda m, x: m.conv(x).relu()))(torch.randn(6, 6, 6)).dim() == 3

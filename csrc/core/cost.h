@@ -51,14 +51,19 @@ inline double pass_us(double from, double to, const DeviceInfo& device) {
   return launch_us + memory_us(from + to, 0.8, device);
 }
 
-// NCHW output of a kernel whose blocks write pieces of rows in the planes of many filters. Where those of an image
-// reach over more than 40 MB, a first layer of 64 filters took 5 to 10 times as long as its bytes: planes of 0.65
-// and 1.3 MB, not those of 0.2 (docs/log/136-measured-again.md).
-inline double distant_planes(const ConvProblem& problem) {
-  const double image =
-      static_cast<double>(problem.k * problem.p() * problem.q()) * static_cast<double>(size_of(problem.dtype));
-  return problem.layout == Layout::nchw && image > 40e6 ? 6.0 : 1.0;
+// NCHW output whose rows are no whole sectors of 32 bytes: those at the ends of a row's pieces are written in parts, by
+// several blocks. The L2 cache puts them together, if an image fits it: beyond 40 MB a first layer of 64 filters took 5
+// to 10 times as long as its bytes where rows have 570 values (docs/log/136-measured-again.md), and no longer than they
+// do where rows have 512 (docs/log/138-interrupted.md).
+inline bool in_parts_of_sectors(const ConvProblem& problem) {
+  const double size = static_cast<double>(size_of(problem.dtype));
+  const bool whole = problem.q() * static_cast<std::int64_t>(size_of(problem.dtype)) % 32 == 0;
+  return problem.layout == Layout::nchw && !whole &&
+         static_cast<double>(problem.k * problem.p() * problem.q()) * size > 40e6;
 }
+
+// Its factor on the time of a kernel whose tiles have pieces of rows.
+inline double parts_of_sectors(const ConvProblem& problem) { return in_parts_of_sectors(problem) ? 6.0 : 1.0; }
 
 // Packing a weight: a launch that reads it and writes `packed_bytes`, of an algorithm that packs. A CPU's thread comes
 // to a quarter of the memory's rate: what it writes lies in as many places as a tile has values, and was mapped for the

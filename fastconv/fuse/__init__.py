@@ -406,6 +406,7 @@ def _fused_layer(conv: Any, node: fx.Node) -> FusedConv2d:
     )  # fmt: skip
     layer._sums_in_place = node.meta.get("sums_in_place", False)
     layer._constant_dims = node.meta.get("constant_dims", 0)
+    layer._needs_batch = node.meta.get("needs_batch", False)
     layer._fastconv.frozen = True
     weight, bias = cast(tuple[Tensor, Tensor | None], (call.weight, call.bias))
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)

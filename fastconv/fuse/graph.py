@@ -376,6 +376,7 @@ def _batch_norm(node: fx.Node) -> Spelled:
     _, mean, variance, gamma, beta, training, momentum, epsilon = map(asked.get, _BATCH_NORM_ARGUMENTS)
     obstacle = _statistics_obstacle(training, mean, variance)
     parameters = constants.known((gamma, beta, mean, variance))
+    node.meta["needs_batch"] = True  # of [C, H, W] it would norm the rows, where the module raises
     if parameters is None:
         obstacle = obstacle or ("norm_parameters", "the norm's parameters and statistics are not the model's own")
     return Spelled(

@@ -113,7 +113,10 @@ def _apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Edi
                 new = rewrite.replacement(match, asked, edit)
             if match.node.users:
                 edit.replace(match.node, new)
-            edit.erase(*dict.fromkeys(n for n in (match.node, node, match.conv, *match.gone) if n is not None))
+            gone = dict.fromkeys(n for n in (match.node, node, match.conv, *match.gone) if n is not None)
+            if any("needs_batch" in each.meta for each in gone):
+                new.meta["needs_batch"] = True
+            edit.erase(*gone)
             refused = None
             break
         if refused is not None:

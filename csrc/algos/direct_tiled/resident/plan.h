@@ -133,7 +133,7 @@ inline double cost_us(const ConvProblem& problem, const DeviceInfo& device, cons
   const double flops = 64.0 * 4.0 * device.processors * instructions;
   const double body =
       std::max(fp32_us(flops, share_of_rate[warps - 1], device), memory_us(problem.compulsory_bytes(), 0.8, device));
-  return 5.5 + distant_planes(problem) * body;
+  return 5.5 + parts_of_sectors(problem) * body;
 }
 
 inline std::optional<Config> configure(const ConvProblem& problem, const DeviceInfo& device, int index, int warps) {
