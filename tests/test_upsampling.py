@@ -230,6 +230,15 @@ def test_several_and_what_the_report_says() -> None:
     assert sorted(name for name, m in fused.named_modules() if type(m) is Upsample) == ["up", "upsample_2"]
 
 
+@pytest.mark.parametrize("shape", [(2, 6, 7), (6, 7, 8), (2, 6, 3, 4, 5)])
+def test_one_number_is_for_any_dimensions(shape: tuple[int, ...]) -> None:
+    """A model's input tells how many there are: rows, an unbatched image, a volume."""
+    convolution = nn.Conv3d if len(shape) == 5 else nn.Conv2d if shape[0] == 6 else nn.Conv1d
+    for layer in (nn.Upsample(scale_factor=2), nn.Upsample(scale_factor=2.0)):
+        fused = check(sequence(convolution(6, 6, 1), nn.ReLU(), layer, convolution(6, 6, 1)), torch.randn(shape))
+        assert fused.report.upsamplings == 1
+
+
 def test_upsamplings_that_fuse_leaves() -> None:
     """One with hooks; of a class of its own, what its forward calls."""
 

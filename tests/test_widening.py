@@ -231,6 +231,14 @@ def test_fused_layers_whose_weights_may_change():
         assert not result._lowerings.latest.wide
 
 
+def test_fused_unbatched_images_stay_narrow():
+    model = Chain().to(memory_format=torch.channels_last).eval()
+    result, x = fuse_quietly(model, **ALGORITHM), picture()[0].clone()
+    with torch.no_grad():
+        assert relative_error(result(x), model(x)) < 1e-6
+    assert not result._lowerings.latest.wide
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_fused_half_types(dtype):
     m, x = Chain().to(dtype).to(memory_format=torch.channels_last).eval(), picture().to(dtype)

@@ -265,7 +265,9 @@ class _Layers(Editor):
         return self._put(node, "max_pool", pool, Pool)
 
     def upsampling(self, node: fx.Node, scales: Sequence[float]) -> fx.Node:
-        return self._put(node, "upsample", Upsample(scale_factor=tuple(scales)), Upsampling)
+        same = len(set(scales)) == 1  # one number may be meant for an input of other dimensions
+        layer = Upsample(scale_factor=scales[0] if same else tuple(scales))
+        return self._put(node, "upsample", layer, Upsampling)
 
     def operand(self, x: fx.Node, constants: Sequence[Any], weight: Tensor) -> fx.Node:
         if not constants:

@@ -197,9 +197,9 @@ def obstacle_of(x: Any, weight: Any, transposed: bool) -> Obstacle | None:
 
 
 def _sizes(call: Call) -> list[int] | None:
-    """Of the example's input and weight; None where a size depends on data."""
+    """Of the example's input and weight; None where a size depends on data, and for an unbatched image."""
     sizes = [hint_of(size) for value in call[:2] for size in value_of(value).shape]
-    return None if None in sizes else sizes  # type: ignore[return-value]
+    return None if None in sizes or len(sizes) != 8 else sizes  # type: ignore[return-value]
 
 
 def is_like_output(call: Call, value: Any) -> bool:

@@ -85,7 +85,7 @@ def _widened(edit: Editor, value: fx.Node, wide: dict[fx.Node, fx.Node]) -> fx.N
 
 def _can_widen(node: fx.Node, call: Call) -> bool:
     images = [node, call.input, *([call.residual] if call.residual is not None else [])]
-    if call.groups != 1 or not all(map(is_static, (*images, call.weight))):
+    if call.groups != 1 or not all(map(is_static, (*images, call.weight))) or value_of(node).dim() != 4:
         return False
     if not is_channels_last(call) or value_of(call.input).numel() == 0 or any(map(is_written, images)):
         return False
