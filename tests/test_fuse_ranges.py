@@ -330,6 +330,25 @@ def sequence_with_hook(m: nn.Module) -> nn.Module:
     return m
 
 
+def test_a_number_is_not_for_others() -> None:
+    """It may decide how many channels there are, after as many sizes as are asked for one by one, too."""
+
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Conv2d(8, 8, 3, padding=1)
+
+        def forward(self, x: Tensor, n: int) -> Tensor:
+            return torch.cat([self.a(x), x[:, :n], self.a(x).relu()], 1) * 2
+
+    m = Cut().eval().to(memory_format=torch.channels_last)
+    result = fuse_quietly(m, **OURS)
+    with torch.no_grad():
+        for height, n in [*((height, 8) for height in range(4, 14)), (4, 4), (20, 4)]:
+            x = torch.randn(2, 8, height, 6).contiguous(memory_format=torch.channels_last)
+            assert relative_error(result(x, n), m(x, n)) < 1e-5
+
+
 def test_a_norm_or_a_range_that_costs_more_than_a_pass_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the inputs that the planner is asked for, and for others that are served alike."""
     m, x = model(NORMS["in a dense block"][0]).eval(), picture()

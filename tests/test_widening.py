@@ -239,6 +239,24 @@ def test_fused_unbatched_images_stay_narrow():
     assert not result._lowerings.latest.wide
 
 
+SUMS = [(5,), (4, 5), (1, 1, 4, 5), (2, 1, 4, 5), (1, 6, 4, 5), (6, 4, 5), (2, 6, 1, 1)]
+
+
+@pytest.mark.parametrize("shape", [*SUMS, (2, 6, 4, 5)])
+def test_fused_sums_that_pytorch_broadcasts_stay_narrow(shape, monkeypatch):
+    class Sum(Chain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("added", torch.randn(shape))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b((self.first(x) + self.added).relu()).exp()
+
+    monkeypatch.setattr(widening, "_pays", lambda *_: True)
+    x = torch.randn(2, 8, 4, 5).contiguous(memory_format=torch.channels_last)
+    fused(Sum(), x, wide={"b"} if shape in SUMS else {"first", "b"})
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_fused_half_types(dtype):
     m, x = Chain().to(dtype).to(memory_format=torch.channels_last).eval(), picture().to(dtype)

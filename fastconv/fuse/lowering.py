@@ -117,7 +117,7 @@ def _key(model: fx.GraphModule, args: tuple[Any, ...]) -> tuple[Any, Any] | None
             if not isinstance(arg, (bool, int, float, str, type(None))):
                 return None
             exact.append((type(arg), arg))
-            alike.append(type(arg))
+            alike.append(exact[-1])
             continue
         if arg.numel() == 0:
             return None

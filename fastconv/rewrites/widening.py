@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from fastconv import _C, ops
 from fastconv.rewrites.choosing import norm_before
 from fastconv.rewrites.concatenation import is_made_there, takes_strides
-from fastconv.rewrites.convolution import Asked, Call, call_of, is_channels_last, is_static, plan_of
+from fastconv.rewrites.convolution import Asked, Call, call_of, is_channels_last, is_like_output, is_static, plan_of
 from fastconv.rewrites.editor import Editor, is_written, value_of
 
 aten = torch.ops.aten
@@ -87,6 +87,8 @@ def _can_widen(node: fx.Node, call: Call) -> bool:
     images = [node, call.input, *([call.residual] if call.residual is not None else [])]
     if call.groups != 1 or not all(map(is_static, (*images, call.weight))) or value_of(node).dim() != 4:
         return False
+    if call.residual is not None and not is_like_output(call, value_of(call.residual)):
+        return False  # broadcast, or promoted, by PyTorch
     if not is_channels_last(call) or value_of(call.input).numel() == 0 or any(map(is_written, images)):
         return False
     if missing_channels(value_of(node)) and any(user.op == "output" for user in node.users):
