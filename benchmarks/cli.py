@@ -62,6 +62,9 @@ def layers(
         int, typer.Option(min=1, help="Processes that take turns on the GPU while others build cuDNN's plans.")
     ] = 1,
     triton: Annotated[bool, typer.Option("--triton", help="An implicit GEMM in Triton is a rival, too.")] = False,
+    plans: Annotated[
+        list[Path] | None, typer.Option(help="A file of this GPU and cuDNN: its plans are tried, none is searched.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the file has of this commit.")] = False,
     device: DeviceOption = "auto",
     json_path: JsonOption = None,
@@ -90,6 +93,7 @@ def layers(
         max_error=max_error,
         workers=workers,
         triton=triton,
+        plans=plans or (),
     )
     check_measured(document)
 

@@ -53,15 +53,17 @@ def run(
     budget_s: float,
     report: Callable[[str], None],
     gpus: Sequence[str] = (),
+    plans: Sequence[Path] = (),
 ) -> list[str]:
     """Runs the phases, with a log for each step beside its result file in `folder`.
 
     head: of any suite of this machine and commit. budget_s: no step begins in the last seconds of it, and those that
     run begin nothing new after it. gpus: what CUDA_VISIBLE_DEVICES is to be for each of several GPUs; their steps' logs
-    lie in `folder`/gpu0 and so on. Returns what is missing or went wrong, a line for each step.
+    lie in `folder`/gpu0 and so on. plans: folders of result files whose plans of cuDNN's are tried. Returns what is
+    missing or went wrong, a line for each step.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    steps = _Steps(folder, head, time.monotonic() + budget_s, report, lanes=len(gpus) or 1)
+    steps = _Steps(folder, head, time.monotonic() + budget_s, report, len(gpus) or 1, plans)
     wrong = steps.gather()
     with _ends_together():
         for lanes, queues in _schedule(list(phases), gpus):
@@ -126,9 +128,11 @@ class _Steps:
     """Runs steps, by several threads."""
 
     def __init__(
-        self, folder: Path, head: results.Document, deadline: float, report: Callable[[str], None], lanes: int
+        self, folder: Path, head: results.Document, deadline: float, report: Callable[[str], None], lanes: int,
+        plans: Sequence[Path],
     ) -> None:  # fmt: skip
         self._folder, self._head, self._deadline, self._report = folder, head, deadline, report
+        self._plans = plans
         self._joining = threading.Lock()
         self._threads = str(max(1, (os.cpu_count() or 1) // (lanes * WORKERS)))
 
@@ -166,7 +170,8 @@ class _Steps:
         own.parent.mkdir(parents=True, exist_ok=True)
         for suite in (step.suite, *step.beside):
             self._join(suite, [folder, self._folder])
-        code = _process(step, folder, left, environment)
+        log = results.path_of(folder, step.suite).with_suffix(".log")
+        code = _process(step.arguments(folder, left, self._plans), log, left, environment)
         for suite in (step.suite, *step.beside):
             self._join(suite, [self._folder, folder])
         self._report(f"{step.suite}: {self._rows(step.suite, folder)} rows, {time.monotonic() - begin:.0f} s")
@@ -203,11 +208,11 @@ class _Steps:
             results.write(path, {**document, "done": [*document.get("done", []), step.name]})
 
 
-def _process(step: Step, folder: Path, left: float, environment: dict[str, str]) -> int | str:
-    """How a step ended that has so many seconds left."""
-    command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *step.arguments(folder, left)]
+def _process(arguments: list[str], path: Path, left: float, environment: dict[str, str]) -> int | str:
+    """How a step ended that has so many seconds left; path: of its log."""
+    command = [sys.executable, "-c", _STEP, json.dumps(sys.path), *arguments]
     with (
-        open(results.path_of(folder, step.suite).with_suffix(".log"), "a") as log,
+        open(path, "a") as log,
         subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=environment
         ) as process,
@@ -246,6 +251,9 @@ def command(
     gpus: Annotated[
         str, typer.Option(help="Numbers of GPUs of one kind that share the work, with commas between, or all.")
     ] = "",
+    plans: Annotated[
+        list[Path] | None, typer.Option(help="A folder of this GPU and cuDNN: its plans are tried, none is searched.")
+    ] = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Every suite of README and docs, on one GPU or several; run it again to go on where it ended (GPU)."""
@@ -259,6 +267,6 @@ def command(
     head: Any = environment.describe("layers", where)
     lanes = _visible(gpus) if gpus else []
     where_to = folder or results.default_path(head).parent
-    wrong = run([PHASES[name] for name in names], where_to, head, budget, say, lanes)
+    wrong = run([PHASES[name] for name in names], where_to, head, budget, say, lanes, plans or ())
     if wrong:
         raise fail("; ".join(wrong))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +29,12 @@ class Step:
     def name(self) -> str:
         return " ".join(self.command)
 
-    def arguments(self, folder: Path, budget_s: float) -> list[str]:
-        """All of the command line, for a folder of result files."""
+    def arguments(self, folder: Path, budget_s: float, plans: Sequence[Path] = ()) -> list[str]:
+        """All of the command line, for a folder of result files. plans: others, whose plans layers are to try."""
         where = ["--folder", str(folder)] if self.folder else ["--json", str(path_of(folder, self.suite))]
-        return [*self.command, *where, "--budget", f"{budget_s:.0f}", "--resume"]
+        known = [path_of(each, self.suite) for each in plans if self.command[0] == "layers"]
+        taken = [text for path in known if path.exists() for text in ("--plans", str(path))]
+        return [*self.command, *where, "--budget", f"{budget_s:.0f}", "--resume", *taken]
 
 
 Queue = tuple[Step, ...]

@@ -128,6 +128,7 @@ class Group:
     strict: dict[tuple[str, str], str] = field(default_factory=dict)  # (class, layout) -> that choice
     announce: Callable[[str], None] = lambda name: None  # called with a contender's name before it first runs
     plans: dict[str, str] = field(default_factory=dict)  # rival -> which of its forms, and of how many
+    known_plans: Mapping[str, Sequence[str]] = field(default_factory=dict)  # the same of earlier runs
     seconds: dict[str, float] = field(default_factory=dict)  # part of the measurement -> what it took
     survey: bool = False  # one of very many layers: rivals without a search, few rounds, a short row
     once_us: dict[str, float] = field(default_factory=dict)  # of a survey: contender that is not timed -> a single call
@@ -206,7 +207,7 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
     """Peers first, then ours; returns (class, layout) -> auto's choice."""
     data = group.inputs, group.weights, group.layer, group.tf32, group.direction, group.grads, group.addends
     limit = cudnn.WORKSPACE_LIMIT if group.alone else SHARED_WORKSPACE
-    operands = peers.Operands(*data, search=not group.survey, triton=group.triton, workspace_limit=limit)
+    operands = peers.Operands(*data, not group.survey, group.triton, limit, group.known_plans)
     calls, refused = peers.peers(
         operands, lambda y: group.refusal(reference.error(y)["l2"]), group.announce, group.banned
     )

@@ -21,6 +21,7 @@ from benchmarks.harness import parts, results, turns
 from benchmarks.harness.runs import is_disturbed
 from benchmarks.harness.supervise import Marker, supervise
 from benchmarks.layers import group as layer_group
+from benchmarks.layers import plans as earlier
 from benchmarks.layers.sets import PASSES, batches_of, suite_of
 from fastconv import environment, timing
 from fastconv.models.layers import Layer, select
@@ -68,6 +69,7 @@ class _Plan:
     max_error: float = 1.5
     survey: bool = False
     triton: bool = False
+    plans: tuple[str, ...] = ()
     part: int = 0  # of so many parts: every parts-th item of the work is this one's
     parts: int = 1
 
@@ -108,6 +110,7 @@ def run(
     workers: int = 1,
     survey: bool = False,
     triton: bool = False,
+    plans: Sequence[Path | str] = (),
     suite: str | None = None,
 ) -> results.Document:
     """Times a layer set and writes the result file, after every layer; returns its content.
@@ -128,8 +131,10 @@ def run(
     survey: very many layers in little time: rivals without a search, few rounds, nothing printed but the end; all but
     the rounds of a small layer is done beside other workers. Algorithms that are named are timed, however slow.
     triton: an implicit GEMM in Triton is one more rival of the forward pass; its tiles compile for some seconds.
+    plans: result files of the same GPU and cuDNN: what were the fastest plans there is not searched for again.
     max_error: forward rows tell in `within` what `auto` takes within this limit, beside what it takes by default.
-    Raises ValueError for unknown names and, not isolated, timing.DeviceLost if the GPU fails.
+    Raises ValueError for unknown names, for plans of another GPU or cuDNN and, not isolated, timing.DeviceLost if the
+    GPU fails.
     """
     if direction not in PASSES:
         raise ValueError(f"direction is {direction!r}; expected one of {', '.join(PASSES)}")
@@ -147,6 +152,7 @@ def run(
     suite = suite or suite_of(layer_set, direction, device.type)
     head = environment.describe(suite, device)
     path = Path(out) if out is not None else results.default_path(head)
+    earlier.check(plans, head)
     plan = _Plan(
         suite=suite,
         batch_sizes=list(batch_sizes or batches_of(layer_set)),
@@ -163,6 +169,7 @@ def run(
         max_error=max_error,
         survey=survey,
         triton=triton,
+        plans=tuple(map(str, plans)),
     )
     console = console or _console()
     console.print(f"{head['gpu']}, torch {head['torch']}, cuDNN {head['cudnn'] or '-'}, commit {head['commit'][:12]}")
@@ -240,6 +247,7 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             group = layer_group.Group(layer, n, dtype, tf32, members, plan.layouts, device, banned=banned)
             group.direction, group.max_error, group.survey = plan.direction, plan.max_error, plan.survey
             group.triton = plan.triton
+            group.known_plans = earlier.known(plan.plans, layer, n, members[0], plan.direction)
             group.keeps_named = plan.survey and plan.algorithms is not None
             group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]
             rows: list[results.Row] | None = []

@@ -71,6 +71,7 @@ class Operands:
     search: bool = True  # rivals may look for their fastest form
     triton: bool = False  # Triton's kernel is a rival of the forward pass; its tiles are compiled
     workspace_limit: int = cudnn.WORKSPACE_LIMIT  # bytes, of one of cuDNN's algorithms
+    plans: Mapping[str, Sequence[str]] = field(default_factory=dict)  # rival -> how earlier searches found its plan
 
 
 @dataclass
@@ -172,7 +173,8 @@ def peers(
     for layout, (x, weight, grad) in data.items():
         arguments = x, weight, layer, layout, direction, grad
         if search:
-            plan = functools.partial(_cudnn_plan, arguments, tf32, refuse, announce, banned)
+            earlier = operands.plans.get(f"cudnn_graph_{layout}", ())
+            plan = functools.partial(_cudnn_plan, arguments, tf32, refuse, announce, banned, earlier)
             calls[f"cudnn_graph_{layout}"] = Searched(plan)
         call = functools.partial(cublas.convolution, x, weight, layer, tf32, direction, grad)
         calls[f"cublas_{layout}"] = call
@@ -231,18 +233,19 @@ def _fused_peers(
         if x.is_cuda:
             calls[f"torch_{layout}_fused"] = functools.partial(torch_fused, x, weight, layer, tf32, *addends)
             arguments = x, weight, layer, layout, "forward", None, *addends
-            search = functools.partial(_cudnn_plan, arguments, tf32, refuse, announce, banned)
-            calls[f"cudnn_graph_{layout}"] = Searched(search)
+            earlier = operands.plans.get(f"cudnn_graph_{layout}", ())
+            plan = functools.partial(_cudnn_plan, arguments, tf32, refuse, announce, banned, earlier)
+            calls[f"cudnn_graph_{layout}"] = Searched(plan)
             calls[f"cublas_{layout}"] = functools.partial(cublas_fused, x, weight, layer, tf32, *addends)
     return calls
 
 
 def _cudnn_plan(
     arguments: tuple[Any, ...], tf32: bool, refuse: Callable[[torch.Tensor], str], announce: Callable[[str], None],
-    banned: Mapping[str, str],
+    banned: Mapping[str, str], earlier: Sequence[str],
 ) -> tuple[Call, str, list[str]]:  # fmt: skip
     graph = cudnn_graph.Graph(*arguments)
-    return cudnn_graph.search(graph, tf32, refuse, announce=announce, banned=banned)
+    return cudnn_graph.search(graph, tf32, refuse, announce=announce, banned=banned, earlier=earlier)
 
 
 def _cutlass_tile(

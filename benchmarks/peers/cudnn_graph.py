@@ -84,6 +84,8 @@ _RUNTIME_COMPILATION = 0  # cudnnBackendBehaviorNote_t
 _MAX_KNOBS, _MAX_NOTES = 64, 16
 
 HOPELESS, HOPELESS_US = 50.0, 50e3  # an engine so many times slower than the best, and so slow, is not run again
+PROPOSED = 2  # so many of the heuristics' first are tried beside what earlier searches found
+_EARLIER = ", in earlier searches"
 BUILD_S = 3.0  # seconds in which no further plan is begun; what was not built is counted in the description
 
 
@@ -332,11 +334,14 @@ def search(
     seconds: float = BUILD_S,
     announce: Callable[[str], None] = lambda name: None,
     banned: Mapping[str, str] = {},
+    earlier: Sequence[str] = (),
 ) -> tuple[Plan, str, list[str]]:
     """Builds every plan of the class: the fastest, in words how it was found, why others were not built or refused.
 
     refuse: why a result is not of the class, or "". announce: called with an engine's label before it is compiled or
-    run; banned: labels that are passed over, and why. Raises CudnnError if there is no plan, fastest.NoneRuns.
+    run; banned: labels that are passed over, and why. earlier: the words of searches for the same graph: if their
+    plans are still there, only these and what the heuristics propose first are built. Raises CudnnError if there is no
+    plan, fastest.NoneRuns.
     """
     everything = graph.configs()
     configs = [config for config in everything if is_of_class(config, graph.result.dtype, tf32)]
@@ -344,6 +349,10 @@ def search(
     passed_over = {**_hopeless, **banned}
     failures = [f"{each}: {passed_over[graph.label(each)]}" for each in configs if graph.label(each) in passed_over]
     configs = [config for config in configs if graph.label(config) not in passed_over]
+    counts = {name: count for name, _, count in (words.removesuffix(_EARLIER).partition("; ") for words in earlier)}
+    again = [config for config in configs if str(config) in counts]
+    if again:
+        configs = again + [config for config in configs[:PROPOSED] if config not in again]
     with turns.aside():
         plans, unbuilt, left = build(graph, configs, seconds, announce)
     failures += unbuilt
@@ -362,6 +371,9 @@ def search(
         if us > max(HOPELESS * best, HOPELESS_US):
             why = f"not run: {us / 1e3:.0f} ms in an earlier layer, {us / best:.0f} times the best"
             _hopeless[graph.label(forms[name].config)] = why
+    if again:
+        count = counts.get(found.name, counts[str(again[0])])
+        return winner, f"{found.name}; {count}{_EARLIER}", failures + found.failures
     words = f"{found.name}; {len(found.times)} of {len(everything)} plans ran"
     words += f", {others} are of another class" if others else ""
     words += f", {left} were not built within {seconds:g} s" if left else ""
