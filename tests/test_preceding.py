@@ -210,6 +210,22 @@ def test_operations_in_place_and_hooks_stay() -> None:
     assert parts(check_fused(model, torch.randn(1, 6, 7, 5))) == ["conv"]
 
 
+def test_an_input_that_is_written_later_is_not_kept_for_a_gradient() -> None:
+    """The product is, in its place, which nobody writes over."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        v = x.sin()
+        v += m.pads(v * 0.5)
+        return v
+
+    model, x = Model(forward), torch.randn(1, 6, 7, 5, requires_grad=True)
+    model.pads = nn.Conv2d(6, 6, 3, padding=1)
+    model.eval().requires_grad_(False)
+    fused = check_fused(model, x.detach())
+    found, wanted = (torch.autograd.grad(module(x).sum(), x)[0] for module in (fused, model))
+    assert relative_error(found, wanted) < 1e-6
+
+
 def test_state_copies_dtypes_and_compilation() -> None:
     model, x = Model(CASES["normalised"][0]).eval(), torch.randn(2, 6, 7, 5)
     fused = fastconv.fuse(model)

@@ -138,6 +138,8 @@ def _find(node: fx.Node, asked: Asked) -> Match | None:
         step = _step(x, call)
         if step is None or not (shifts or step.part == "scale"):
             break
+        if any(spelled(user).writes and user.args[0] is step.x for user in step.x.users):
+            break  # the convolution would keep it for its gradient
         more = (*arguments, step.target, *step.numbers)
         if known(more) is None or range_obstacle(_exact, more, value_of(call.weight).dtype) is not None:
             break
