@@ -238,6 +238,16 @@ def test_what_is_left_to_inductor(device: str) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+def test_what_is_returned_has_the_format_of_eager_mode(format: torch.memory_format, device: str) -> None:
+    """On a CPU the input's, on a GPU none but NCHW."""
+    model = nn.Sequential(nn.Conv2d(5, 5, 3), nn.GroupNorm(1, 5)).to(device).to(memory_format=format).eval()
+    x = torch.randn(2, 5, 9, 10, device=device).to(memory_format=format)
+    with torch.no_grad():
+        assert compiled(model)[0](x).stride() == model(x).stride()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("frozen", [False, True])

@@ -47,8 +47,8 @@ _KEPT = (
     aten.leaky_relu.default,
     aten.gelu.default,
     aten.hardswish.default,
-    aten.native_group_norm.default,
 )
+_GROUP_NORM = aten.native_group_norm.default  # kept on CUDA, where a kernel may take its place
 _MAX_POOL = aten.max_pool2d_with_indices.default  # kept if it is one that a convolution can end in
 
 
@@ -61,7 +61,15 @@ def table(decompositions: Decompositions) -> Decompositions:
             result[operator] = functools.partial(_batch_norm, result[operator])
     if _MAX_POOL in result:
         result[_MAX_POOL] = functools.partial(_max_pool, result[_MAX_POOL])
+    if _GROUP_NORM in result:
+        result[_GROUP_NORM] = functools.partial(_group_norm, result[_GROUP_NORM])
     return result
+
+
+def _group_norm(otherwise: Callable[..., Any], input: Any, *args: Any) -> Any:
+    """The decomposition of a group norm, which leaves those on CUDA alone. As an operator its value is contiguous: the
+    CPU's is not."""
+    return NotImplemented if input.is_cuda else otherwise(input, *args)
 
 
 def _max_pool(otherwise: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
