@@ -161,7 +161,9 @@ class SwapReport:
                 continue
             state.drop_packed(module)
             if row._required_grad:
-                module.get_parameter("weight").requires_grad_(True)
+                for name, parameter in module.named_parameters(recurse=False):
+                    if name.startswith("weight"):  # or weight_orig, weight_v, of which a hook computes it since
+                        parameter.requires_grad_(True)
             del module.__dict__["_fastconv"]
             _set_class(module, before)
         if kept:

@@ -53,7 +53,8 @@ def conv1d(
         algorithm, precision, max_error, max_workspace: as `fastconv.conv2d`.
 
     Returns:
-        ``[N, K, Q]`` (``[K, Q]`` for an unbatched input), Q = (L + 2 padding - dilation (S-1) - 1) // stride + 1.
+        ``[N, K, Q]`` (``[K, Q]`` for an unbatched input), Q = (L + 2 padding - dilation (S-1) - 1) // stride + 1;
+        contiguous, whatever the input is.
 
     Raises as `fastconv.conv2d`."""
     functional._require_tensor("input", input)
@@ -72,10 +73,15 @@ def conv1d(
     else:
         paddings = _row("padding", padding, 0)
     y = conv2d(
-        input.unsqueeze(-2), weight.unsqueeze(-2), bias, strides, paddings, dilations, groups, algorithm=algorithm,
+        _as_image(input), weight.unsqueeze(-2), bias, strides, paddings, dilations, groups, algorithm=algorithm,
         precision=precision, max_error=max_error, max_workspace=max_workspace,
     )  # fmt: skip
     return y.squeeze(-2)
+
+
+def _as_image(x: Tensor) -> Tensor:
+    """With a height of 1. A transposed input would be one in channels_last, and the output, too; PyTorch's is not."""
+    return x.contiguous().unsqueeze(-2)
 
 
 def _row(name: str, value: Any, height: int) -> tuple[Any, Any]:
@@ -240,9 +246,7 @@ class Conv1d(Layer, nn.Conv1d):
             max_workspace=state.max_workspace,
             )  # fmt: skip
         return (
-            self._as_conv2d(weight, bias, padding)
-            ._convolve(x.unsqueeze(-2), None, "none", 0.0, False, False)
-            .squeeze(-2)
+            self._as_conv2d(weight, bias, padding)._convolve(_as_image(x), None, "none", 0.0, False, False).squeeze(-2)
         )
 
     def _packed_weight(self) -> Tensor:

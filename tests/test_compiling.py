@@ -260,3 +260,9 @@ def test_what_is_kept_on_disk_is_of_these_operators() -> None:
 
     assert torch._inductor.lowering.lowerings
     assert torch.compiler.config.cache_key_tag.count("fastconv ") == 1
+
+
+@pytest.mark.parametrize("wrong", [{"mode": "fast"}, {"options": {"fast": True}}, {"options": {"freezing": "yes"}}])
+def test_a_mode_or_an_option_that_inductor_does_not_know_is_refused_at_once(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"Unrecognized mode=fast|Unexpected optimization option fast|got str"):
+        fastconv.compile(nn.Conv2d(3, 3, 3), **wrong)

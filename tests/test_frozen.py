@@ -4,6 +4,7 @@ documents name, and `fastconv.conv2d` keeps what it packed of a weight as long a
 import copy
 import gc
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from layers import DEVICES, check, packed_algorithms, reference, relative_error
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import fastconv
 from fastconv import eager, ops
@@ -135,6 +137,22 @@ def test_undo_restores_what_freezing_changed() -> None:
     assert "frozen=True" in repr(model)
     report.undo()
     assert [layer.weight.requires_grad for layer in model] == [True, False]
+
+
+@pytest.mark.parametrize("hook", ["prune", "weight_norm", "spectral_norm"])
+def test_undo_where_a_hook_computes_the_weight_since(hook: str) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    report = fastconv.swap_(model, frozen=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # weight_norm is deprecated
+        if hook == "prune":
+            prune.l1_unstructured(model[0], "weight", 0.5)
+        else:
+            getattr(nn.utils, hook)(model[0])
+    report.undo()
+    assert report.undone
+    assert [type(layer) for layer in model] == [nn.Conv2d] * 2
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_fused_layers_are_frozen() -> None:

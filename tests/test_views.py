@@ -279,6 +279,18 @@ def test_operator_is_registered_as_pytorch_wants_it(device: str) -> None:
         torch.library.opcheck(ops.conv_transpose2d_op, args)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_what_was_transposed_are_contiguous_as_pytorchs_are(device: str) -> None:
+    x, layer = torch.randn(2, 21, 8, device=device).transpose(1, 2), nn.Conv1d(8, 12, 3, padding=1).to(device)
+    swapped = copy.deepcopy(layer)
+    fastconv.swap_(swapped)
+    with torch.no_grad():
+        for y in (swapped(x), fastconv.conv1d(x, layer.weight, layer.bias, padding=1)):
+            assert y.stride() == layer(x).stride()
+            assert relative_error(y, layer(x)) < 1e-5
+        assert swapped(x[0]).stride() == layer(x[0]).stride()
+
+
 # --- Layers
 
 

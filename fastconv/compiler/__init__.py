@@ -111,11 +111,15 @@ def compile(
 
     Raises:
         TypeError, ValueError: an argument that is not one of these.
+        RuntimeError: a mode or an option that Inductor does not know.
     """
     if "backend" in torch_compile_options:
         raise TypeError("fastconv.compile has no backend to choose; use torch.compile")
     if not callable(model):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a function")
+    mode, options = map(torch_compile_options.get, ("mode", "options"))
+    if mode is not None or options:
+        torch._TorchCompileInductorWrapper(mode, options, None)  # which raises for those that it does not know
     ours = _Backend(algorithm, precision, max_error, max_workspace, frozen, RewriteReport())
     if frozen:  # a packing is of one size
         torch_compile_options.setdefault("dynamic", False)

@@ -152,6 +152,11 @@ def _conv2d_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     )
 
 
+def _bias_gradient(grad: Tensor, filters: int) -> Tensor:
+    """[K]. PyTorch's output without input channels is one without filters, too."""
+    return grad.sum((0, 2, 3)) if grad.shape[1] == filters else grad.new_zeros(filters)
+
+
 def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     input, weight, bias, residual, output = ctx.saved_tensors
     shared = (*ctx.geometry, *ctx.asked.of_gradients)
@@ -162,7 +167,7 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return (
         input_gradient(grad, weight, ctx.sizes[0], *shared) if needs[0] else None,
         weight_gradient(input, grad, ctx.sizes[1], *shared) if needs[1] else None,
-        grad.sum((0, 2, 3)) if needs[2] else None,
+        _bias_gradient(grad, ctx.sizes[1][0]) if needs[2] else None,
         (whole if ctx.after else grad) if needs[3] else None,
         *[None] * 13,
     )
@@ -272,7 +277,7 @@ def _conv2d_packed_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad_input,
         None,
         None,
-        grad.sum((0, 2, 3)) if needs[3] else None,
+        _bias_gradient(grad, ctx.weight_shape[0]) if needs[3] else None,
         (whole if ctx.after else grad) if needs[4] else None,
         *[None] * 11,
     )

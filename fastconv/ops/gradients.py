@@ -54,8 +54,9 @@ def weight_gradient(
 ) -> Tensor:  # fmt: skip
     """The weight gradient [K, C/groups, R, S] from input [N, C, H, W] and grad [N, K, P, Q]."""
     memory_format = ops.format_of(input, grad)
-    if math.prod(weight_size) != 0:  # as for the input gradient
-        weight_size = [grad.shape[1], input.shape[1] // geometry.groups, *weight_size[2:]]
+    if math.prod(weight_size) == 0:  # whose output has shapes of PyTorch's own: no filters where there are no channels
+        return grad.new_empty(weight_size)
+    weight_size = [grad.shape[1], input.shape[1] // geometry.groups, *weight_size[2:]]
     problem = (weight_size, *geometry, memory_format == torch.channels_last)
     reason = ops.weight_gradient_reason(input, grad, *problem, algorithm, precision, *limits)
     empty = math.prod(input.shape) == 0 or math.prod(grad.shape) == 0
