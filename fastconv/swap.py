@@ -145,10 +145,13 @@ class SwapReport:
 
         Warns:
             UserWarning: naming layers whose class is another one since (torch.nn.utils.parametrize makes one). They
-                stay fastconv's; `undone` stays False, and undo() can be called again once the class is what it was.
+                stay fastconv's; `undone` stays False, and undo() can be called again once the class is what it was. A
+                copy of a report, or one from a file, follows no layer, and names all.
         """
         kept = []
         for row in self.rows:
+            if row.swapped and row._module is _nothing:
+                kept.append(f"{', '.join(row.names) or '(model)'}, which a copy of a report does not follow")
             module, state = row._module(), row._state()
             if not row.swapped or module is None or state is None:
                 continue

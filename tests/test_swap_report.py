@@ -116,3 +116,7 @@ def test_a_report_from_a_file_advises_nothing():
         model(torch.randn(1, 3, 28, 28))
     copied = pickle.loads(pickle.dumps(report))
     assert (copied.ours, copied.advice) == (None, "")
+    with pytest.warns(UserWarning, match="which a copy of a report does not follow"):
+        copied.undo()
+    assert not copied.undone
+    assert any(isinstance(module, fastconv.Conv2d) for module in model.modules())

@@ -80,8 +80,9 @@ def test_tune_from_end_to_end(cache_folder):
     model = nn.Sequential(nn.Conv2d(8, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1)).requires_grad_(False)
     fastconv.swap_(model)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    expected = model(X)
+    expected, state = model(X), torch.get_rng_state()
     report = fastconv.tune(model, X)
+    assert torch.equal(torch.get_rng_state(), state)
     assert [row.calls for row in report.rows] == [1, 1]
     for row in report.rows:
         eligible = {r["algorithm"] for r in _C.candidates(_problem_of(row), ops.device_info(CPU)) if r["auto_eligible"]}
