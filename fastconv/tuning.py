@@ -131,7 +131,7 @@ class Convolution:
             yield
 
     def _random(self, shape: Sequence[int], format: torch.memory_format = torch.contiguous_format) -> Tensor:
-        own = torch.Generator(self.device).manual_seed(0)  # whoever has seeded PyTorch's goes on as if nothing was tuned
+        own = torch.Generator(self.device).manual_seed(0)  # PyTorch's goes on as if nothing had been tuned
         return torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=format).normal_(generator=own)
 
 
