@@ -36,7 +36,7 @@ def export(
 
     Args:
         model: in evaluation mode, and such that `torch.export` takes it, on the device on which it is to run.
-        example_inputs: positional arguments of a call.
+        example_inputs: positional arguments of a call. The package takes tensors in their memory formats, unchecked.
         path: of the package, which ends in ``.pt2``.
         precision, algorithm, max_error, max_workspace: as for `fastconv.compile`.
         dynamic_shapes: as for `torch.export.export`; by default every size is that of the example.
