@@ -125,7 +125,11 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
   const double bytes_us = memory_us(problem.compulsory_bytes(), 0.93, device);
   const int row_bytes =
       plan.tile_q * static_cast<int>(size_of(problem.dtype));  // that a warp writes of a filter, in NCHW
-  const double rows = (nhwc ? 1.0 : row_bytes >= 128 ? 1.08 : row_bytes >= 64 ? 1.11 : 1.15) * parts_of_sectors(problem);
+  const double rows = (nhwc               ? 1.0
+                       : row_bytes >= 128 ? 1.08
+                       : row_bytes >= 64  ? 1.11
+                                          : 1.15) *
+                      parts_of_sectors(problem);
   return 6.0 + rows * (std::max(compute_us, bytes_us) + 0.15 * std::min(compute_us, bytes_us));
 }
 
