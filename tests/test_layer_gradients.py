@@ -223,3 +223,18 @@ def test_a_backward_pass_that_is_compiled(device: str, kind: str) -> None:
         y = x.detach().double().requires_grad_()
         expected = torch.autograd.grad(double(y).square().sum(), (y, *double.parameters()))
         assert_alike([t.grad for t in (x, *network.parameters())], expected, 2e-5)
+
+
+@pytest.mark.parametrize("kernel", [(3, 4, 3, 3), (0, 4, 3, 3), (3, 0, 3, 3), (3, 0, 1, 1)])
+@pytest.mark.parametrize("n", [0, 2])
+def test_gradients_of_empty_inputs_are_those_of_torch(n, kernel):
+    found = []
+    for conv2d in (F.conv2d, fastconv.conv2d):
+        leaves = [torch.ones(shape, requires_grad=True) for shape in ((n, kernel[1], 6, 6), kernel, kernel[:1])]
+        try:
+            gradients = torch.autograd.grad(conv2d(*leaves, padding=1).sum(), leaves)
+        except RuntimeError as error:
+            found.append(type(error))
+        else:
+            found.append([each.shape for each in gradients])
+    assert found[0] == found[1]
