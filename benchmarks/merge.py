@@ -14,7 +14,7 @@ from benchmarks.harness.runs import has_all_rivals, is_disturbed, is_final
 from fastconv.cli.support import console
 
 HEAD = ("schema", "suite", *results.MACHINE, "commit", "measured_choices")  # in which all files agree
-PROBLEM = ("layer", "n", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups", "class", "pass")
+PROBLEM = ("layer", "n", *results.GEOMETRY, "class", "pass")
 TIME_OVER = "time was over"  # how an entry of `missing` ends that another run may have measured
 
 

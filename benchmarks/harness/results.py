@@ -14,6 +14,7 @@ Document = dict[str, Any]
 Row = dict[str, Any]
 
 MACHINE = ("gpu", "driver", "cuda", "torch", "cudnn")  # what a time depends on beside our own code
+GEOMETRY = ("c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")  # of a Layer, in its rows
 CLASSES = ("ieee", "fp32", "tf32", "fp16", "bf16")
 HEAD = {"schema": int, "suite": str, "gpu": str, "driver": str, "cuda": str, "torch": str, "cudnn": str}
 HEAD |= {"commit": str, "date": str, "rows": list}

@@ -12,10 +12,6 @@ from typing import Any
 from benchmarks.harness import results
 from fastconv.models.layers import Layer
 
-_SHAPE = ("c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
-
-Plans = Mapping[str, Sequence[str]]  # cudnn_graph_<layout> -> how a search found its plan, in the files' words
-
 
 def check(paths: Sequence[Path | str], head: Mapping[str, Any]) -> None:
     """Raises ValueError if a result file is of another GPU or cuDNN than `head`, a file's own."""
@@ -26,9 +22,10 @@ def check(paths: Sequence[Path | str], head: Mapping[str, Any]) -> None:
                 raise ValueError(f"plans: {path} has the {name} {document.get(name)!r}; expected {head[name]!r}")
 
 
-def known(paths: Sequence[str], layer: Layer, n: int, accuracy: str, direction: str) -> Plans:
-    """The plans for a layer in the result files; accuracy: a class, of which `ieee` and `fp32` have the same rivals."""
-    shape = tuple(getattr(layer, name) for name in _SHAPE)
+def known(paths: Sequence[str], layer: Layer, n: int, accuracy: str, direction: str) -> Mapping[str, Sequence[str]]:
+    """cudnn_graph_<layout> -> how searches found its plan, in the files' words. accuracy: a class, of which
+    `ieee` and `fp32` have the same rivals."""
+    shape = tuple(getattr(layer, name) for name in results.GEOMETRY)
     return _read(tuple(paths)).get((*shape, n, _rivals_of(accuracy), direction), {})
 
 
@@ -36,7 +33,7 @@ def known(paths: Sequence[str], layer: Layer, n: int, accuracy: str, direction: 
 def _read(paths: tuple[str, ...]) -> dict[tuple[Any, ...], dict[str, list[str]]]:
     found: dict[tuple[Any, ...], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row in (row for path in paths for row in results.read(Path(path))["rows"]):
-        key = (*(row[name] for name in _SHAPE), row["n"], _rivals_of(row["class"]), row["pass"])
+        key = (*(row[name] for name in results.GEOMETRY), row["n"], _rivals_of(row["class"]), row["pass"])
         for name, words in row.get("peer_plans", {}).items():
             if name.startswith("cudnn_graph_"):
                 found[key][name].append(words)

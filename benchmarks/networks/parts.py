@@ -29,7 +29,6 @@ from fastconv import timing
 from fastconv.models.layers import Layer
 
 NAME = "cudnn_best_layers"
-GEOMETRY = ("c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups")
 CONVOLUTIONS = dict.fromkeys(
     ("aten::convolution", "aten::_convolution", "aten::cudnn_convolution", "fastconv::", "mkldnn::_convolution"),
     "convolution",
@@ -106,12 +105,12 @@ class BestLayers:
 
     def _note(self, row: results.Row) -> None:
         if us := peers.best_of_cudnn(row):
-            key = row["n"], row["class"], *(row[name] for name in GEOMETRY)
+            key = row["n"], row["class"], *(row[name] for name in results.GEOMETRY)
             self._known[key] = us
 
     def us(self, layer: Layer, n: int, cls: str) -> float | None:
         """None where no peer could run."""
-        key = n, cls, *(getattr(layer, name) for name in GEOMETRY)
+        key = n, cls, *(getattr(layer, name) for name in results.GEOMETRY)
         if key not in self._known:
             ((dtype, tf32, members),) = groups_of([cls])
             group = layer_group.Group(layer, n, dtype, tf32, members, ("nhwc",), self.device)

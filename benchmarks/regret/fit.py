@@ -332,10 +332,7 @@ def _parts(sets: Sequence[Rows], folds: int) -> list[Index]:
     numbers: dict[str, int] = {}
     found = []
     for rows in sets:
-        keys = [
-            json.dumps([row[name] for name in ("n", *"chwkrs", "stride", "padding", "dilation", "groups")])
-            for row in rows.rows
-        ]
+        keys = [json.dumps([row[name] for name in ("n", *results.GEOMETRY)]) for row in rows.rows]
         found.append(numpy.array([numbers.setdefault(key, len(numbers)) % max(1, folds) for key in keys]))
     return found
 

@@ -25,7 +25,7 @@ sys.path[:] = json.loads(sys.argv[1])
 from benchmarks.regret import suite
 sys.exit(suite.work(json.loads(sys.argv[2])))
 """
-PROBLEM = ("n", "c", "h", "w", "k", "r", "s", "stride", "padding", "dilation", "groups", "pass")
+PROBLEM = ("n", *results.GEOMETRY, "pass")
 ROW_KEY = (*PROBLEM, "class", "layout")
 ROUNDS = {"cpu": 7, "cuda": 20}
 _LOST = 3  # exit code of a worker whose device is lost
