@@ -63,7 +63,7 @@ def layers(
     ] = 1,
     triton: Annotated[bool, typer.Option("--triton", help="An implicit GEMM in Triton is a rival, too.")] = False,
     plans: Annotated[
-        list[Path] | None, typer.Option(help="A file of this GPU and cuDNN: its plans are tried, none is searched.")
+        list[Path] | None, typer.Option(help="A file of this cuDNN: its plans are tried, none is searched.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the file has of this commit.")] = False,
     device: DeviceOption = "auto",

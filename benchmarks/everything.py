@@ -29,7 +29,7 @@ import typer
 from benchmarks import merge
 from benchmarks.harness import results, turns
 from benchmarks.harness.runs import SHORTEST_S
-from benchmarks.phases import PHASES, Phase, Queue, Step
+from benchmarks.phases import CARD, PHASES, Phase, Queue, Step
 from fastconv.cli.support import DeviceOption, device_named, fail, say
 
 GRACE_S = 90.0  # how far behind its budget a step may end: what it has begun it finishes
@@ -54,16 +54,17 @@ def run(
     report: Callable[[str], None],
     gpus: Sequence[str] = (),
     plans: Sequence[Path] = (),
+    memory: int = CARD,
 ) -> list[str]:
     """Runs the phases, with a log for each step beside its result file in `folder`.
 
     head: of any suite of this machine and commit. budget_s: no step begins in the last seconds of it, and those that
     run begin nothing new after it. gpus: what CUDA_VISIBLE_DEVICES is to be for each of several GPUs; their steps' logs
-    lie in `folder`/gpu0 and so on. plans: folders of result files whose plans of cuDNN's are tried. Returns what is
-    missing or went wrong, a line for each step.
+    lie in `folder`/gpu0 and so on. plans: folders of result files whose plans of cuDNN's are tried. memory: of a GPU,
+    in bytes. Returns what is missing or went wrong, a line for each step.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    steps = _Steps(folder, head, time.monotonic() + budget_s, report, len(gpus) or 1, plans)
+    steps = _Steps(folder, head, time.monotonic() + budget_s, report, len(gpus) or 1, plans, memory)
     wrong = steps.gather()
     with _ends_together():
         for lanes, queues in _schedule(list(phases), gpus):
@@ -129,10 +130,10 @@ class _Steps:
 
     def __init__(
         self, folder: Path, head: results.Document, deadline: float, report: Callable[[str], None], lanes: int,
-        plans: Sequence[Path],
+        plans: Sequence[Path], memory: int,
     ) -> None:  # fmt: skip
         self._folder, self._head, self._deadline, self._report = folder, head, deadline, report
-        self._plans = plans
+        self._plans, self._memory = plans, memory
         self._joining = threading.Lock()
         self._threads = str(max(1, (os.cpu_count() or 1) // (lanes * WORKERS)))
 
@@ -171,7 +172,7 @@ class _Steps:
         for suite in (step.suite, *step.beside):
             self._join(suite, [folder, self._folder])
         log = results.path_of(folder, step.suite).with_suffix(".log")
-        code = _process(step.arguments(folder, left, self._plans), log, left, environment)
+        code = _process(step.arguments(folder, left, self._plans, self._memory), log, left, environment)
         for suite in (step.suite, *step.beside):
             self._join(suite, [self._folder, folder])
         self._report(f"{step.suite}: {self._rows(step.suite, folder)} rows, {time.monotonic() - begin:.0f} s")
@@ -252,11 +253,13 @@ def command(
         str, typer.Option(help="Numbers of GPUs of one kind that share the work, with commas between, or all.")
     ] = "",
     plans: Annotated[
-        list[Path] | None, typer.Option(help="A folder of this GPU and cuDNN: its plans are tried, none is searched.")
+        list[Path] | None, typer.Option(help="A folder of this cuDNN: its plans are tried, none is searched.")
     ] = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Every suite of README and docs, on one GPU or several; run it again to go on where it ended (GPU)."""
+    import torch
+
     from fastconv import environment
     from fastconv.cli.support import split
 
@@ -267,6 +270,7 @@ def command(
     head: Any = environment.describe("layers", where)
     lanes = _visible(gpus) if gpus else []
     where_to = folder or results.default_path(head).parent
-    wrong = run([PHASES[name] for name in names], where_to, head, budget, say, lanes, plans or ())
+    memory = torch.cuda.get_device_properties(where).total_memory
+    wrong = run([PHASES[name] for name in names], where_to, head, budget, say, lanes, plans or (), memory)
     if wrong:
         raise fail("; ".join(wrong))

@@ -14,6 +14,8 @@ from benchmarks.training import suite as training
 from fastconv.models import MAIN_NETWORKS
 from fastconv.models.layers import SETS
 
+CARD = 80 * 10**9  # bytes of memory that the numbers of processes below were chosen for
+
 
 @dataclass(frozen=True)
 class Step:
@@ -29,12 +31,18 @@ class Step:
     def name(self) -> str:
         return " ".join(self.command)
 
-    def arguments(self, folder: Path, budget_s: float, plans: Sequence[Path] = ()) -> list[str]:
-        """All of the command line, for a folder of result files. plans: others, whose plans layers are to try."""
+    def arguments(self, folder: Path, budget_s: float, plans: Sequence[Path] = (), memory: int = CARD) -> list[str]:
+        """All of the command line, for a folder of result files. plans: others, whose plans layers are to try. memory:
+        bytes of the GPU's, of which a step's processes are each to have as much as those of an 80 GB card."""
         where = ["--folder", str(folder)] if self.folder else ["--json", str(path_of(folder, self.suite))]
         known = [path_of(each, self.suite) for each in plans if self.command[0] == "layers"]
         taken = [text for path in known if path.exists() for text in ("--plans", str(path))]
-        return [*self.command, *where, "--budget", f"{budget_s:.0f}", "--resume", *taken]
+        more = self._workers() * memory // CARD
+        workers = ["--workers", str(more)] if more > self._workers() else []  # of two the latter counts
+        return [*self.command, *where, "--budget", f"{budget_s:.0f}", "--resume", *workers, *taken]
+
+    def _workers(self) -> int:
+        return int(self.command[self.command.index("--workers") + 1]) if "--workers" in self.command else 0
 
 
 Queue = tuple[Step, ...]

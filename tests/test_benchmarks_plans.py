@@ -1,5 +1,6 @@
 """cuDNN's plans of earlier runs: tried in the place of a search over all."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from benchmarks.harness import results
 from benchmarks.layers import group, plans
 from benchmarks.layers import suite as layer_suite
 from benchmarks.peers import cudnn_graph
-from benchmarks.phases import PHASES, Step
+from benchmarks.phases import CARD, PHASES, Step
 from fastconv import environment
 from fastconv.models.layers import select
 
@@ -69,13 +70,13 @@ def test_a_suite_gives_a_layer_its_plans_and_refuses_those_of_others(
     head = environment.describe("layers", "cpu")
     words = {"cudnn_graph_nchw": "engine 1 (); 2 of 2 plans ran"}
     rows = [layer_row("res1", "fp32", 1.0, 2.0, n=1, peer_plans=words)]
-    path = plan_file(tmp_path / "plans.json", *rows, gpu=head["gpu"], cudnn=head["cudnn"])
+    path = plan_file(tmp_path / "plans.json", *rows, gpu="of another", cudnn=head["cudnn"])
     seen = []
     monkeypatch.setattr(group, "measure", lambda its, *_: seen.append(its.known_plans) or [])
     options: dict[str, Any] = {"layers": ["res1"], "device": "cpu", "out": tmp_path / "l.json"}
     layer_suite.run([1], plans=[path], **options)
     assert seen == [{"cudnn_graph_nchw": ["engine 1 (); 2 of 2 plans ran"]}]
-    plan_file(path, *rows, gpu=head["gpu"], cudnn="8.0.0")
+    plan_file(path, *rows, cudnn="8.0.0")
     with pytest.raises(ValueError, match=r"cudnn '8.0.0'; expected"):
         layer_suite.run([1], plans=[path], **options)
 
@@ -90,3 +91,11 @@ def test_steps_of_layers_take_the_plans_of_their_suite(tmp_path: Path) -> None:
         files = [str(folder / "layers.json") for folder in folders[:2]]
         assert taken == (["--plans", files[0], "--plans", files[1]] if step.suite == "layers" else [])
     assert Step("layers", ("networks",)).arguments(tmp_path, 5.0, folders)[-1] == "--resume"
+
+
+def test_a_larger_card_has_more_processes(tmp_path: Path) -> None:
+    step = Step("layers", ("layers", "--workers", "4"))
+    for memory, workers in ((CARD, 4), (CARD // 2, 4), (150 * 10**9, 7)):
+        arguments = step.arguments(tmp_path, 5.0, memory=memory)
+        assert [int(its) for before, its in itertools.pairwise(arguments) if before == "--workers"][-1] == workers
+    assert "--workers" not in Step("host", ("host",)).arguments(tmp_path, 5.0, memory=3 * CARD)

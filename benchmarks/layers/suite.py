@@ -131,9 +131,9 @@ def run(
     survey: very many layers in little time: rivals without a search, few rounds, nothing printed but the end; all but
     the rounds of a small layer is done beside other workers. Algorithms that are named are timed, however slow.
     triton: an implicit GEMM in Triton is one more rival of the forward pass; its tiles compile for some seconds.
-    plans: result files of the same GPU and cuDNN: what were the fastest plans there is not searched for again.
+    plans: result files of the same cuDNN: what were the fastest plans there is not searched for again.
     max_error: forward rows tell in `within` what `auto` takes within this limit, beside what it takes by default.
-    Raises ValueError for unknown names, for plans of another GPU or cuDNN and, not isolated, timing.DeviceLost if the
+    Raises ValueError for unknown names, for plans of another cuDNN and, not isolated, timing.DeviceLost if the
     GPU fails.
     """
     if direction not in PASSES:
