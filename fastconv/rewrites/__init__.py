@@ -39,8 +39,10 @@ from fastconv.rewrites.patterns import Rewrite
 
 aten = torch.ops.aten
 
+_GROUP_NORM = aten.native_group_norm.default  # kept on CUDA alone, where a kernel may take its place
 # What the patterns name, and decompositions would take apart: into what depends on the release.
 _KEPT = (
+    _GROUP_NORM,
     aten._native_batch_norm_legit_no_training.default,
     aten.silu.default,
     aten.hardtanh.default,
@@ -48,7 +50,6 @@ _KEPT = (
     aten.gelu.default,
     aten.hardswish.default,
 )
-_GROUP_NORM = aten.native_group_norm.default  # kept on CUDA, where a kernel may take its place
 _MAX_POOL = aten.max_pool2d_with_indices.default  # kept if it is one that a convolution can end in
 
 
@@ -61,8 +62,8 @@ def table(decompositions: Decompositions) -> Decompositions:
             result[operator] = functools.partial(_batch_norm, result[operator])
     if _MAX_POOL in result:
         result[_MAX_POOL] = functools.partial(_max_pool, result[_MAX_POOL])
-    if _GROUP_NORM in result:
-        result[_GROUP_NORM] = functools.partial(_group_norm, result[_GROUP_NORM])
+    if _GROUP_NORM in decompositions:
+        result[_GROUP_NORM] = functools.partial(_group_norm, decompositions[_GROUP_NORM])
     return result
 
 
