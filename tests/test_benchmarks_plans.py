@@ -37,6 +37,13 @@ def test_only_plans_that_won_before_and_the_first_proposals_are_tried() -> None:
 
 
 @pytest.mark.usefixtures("fake_plans")
+def test_each_plan_that_won_is_tried_however_long_it_takes_to_build() -> None:
+    earlier = "engine 10 (); 5 of 7 plans ran", "engine 2 (); 6 of 7 plans ran"
+    words = cudnn_graph.search(FakeGraph(20, 10, 2), False, lambda y: "", seconds=-1.0, earlier=earlier)[1]
+    assert words == "engine 2 (); 6 of 7 plans ran, in earlier searches"
+
+
+@pytest.mark.usefixtures("fake_plans")
 def test_all_are_searched_where_no_such_plan_is_left() -> None:
     assert search(FakeGraph(20, 30, 2), "engine 10 (); 5 of 7 plans ran")[0] == "engine 2 (); 3 of 3 plans ran"
 
