@@ -34,7 +34,7 @@ CUDA_LAYERS = ("algos", "device", "studies")
 BINDINGS = sorted(ROOT.glob("csrc/bindings/*.cpp"))
 CXX = os.environ.get("CXX", "g++")
 CXX_FLAGS = "-std=c++20 -O3 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unknown-pragmas"
-NVCC_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden --expt-relaxed-constexpr --threads=1 -lineinfo"
+NVCC_FLAGS = "-std=c++20 -O3 -Xcompiler=-fPIC,-fvisibility=hidden --expt-relaxed-constexpr --threads=1"
 RULES = """
 rule cxx
   description = c++ $out

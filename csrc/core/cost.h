@@ -56,10 +56,8 @@ inline double pass_us(double from, double to, const DeviceInfo& device) {
 // to 10 times as long as its bytes where rows have 570 values (docs/log/136-measured-again.md), and no longer than they
 // do where rows have 512 (docs/log/138-interrupted.md).
 inline bool in_parts_of_sectors(const ConvProblem& problem) {
-  const double size = static_cast<double>(size_of(problem.dtype));
-  const bool whole = problem.q() * static_cast<std::int64_t>(size_of(problem.dtype)) % 32 == 0;
-  return problem.layout == Layout::nchw && !whole &&
-         static_cast<double>(problem.k * problem.p() * problem.q()) * size > 40e6;
+  const std::int64_t row = problem.q() * static_cast<std::int64_t>(size_of(problem.dtype));
+  return problem.layout == Layout::nchw && row % 32 != 0 && static_cast<double>(problem.k * problem.p() * row) > 40e6;
 }
 
 // Its factor on the time of a kernel whose tiles have pieces of rows.

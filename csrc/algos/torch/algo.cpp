@@ -140,6 +140,17 @@ double output_bytes(const ConvProblem& problem) {
   return static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.output_numel());
 }
 
+// Depthwise layers that a launch bounds: cuDNN has kernels for them of half and of twice the time, and PyTorch's search
+// cannot tell which is which by timing each once. Of 22 that would take less than 6.5 us, 14 took 8.8 to 13.7
+// (docs/log/139-h200-one-commit.md): the mean.
+double with_luck_us(double us) { return us < 6.5 ? us + 3.0 : us; }
+
+// Dilated taps of tensor cores' kernels: known of two layers, dilations 2 and 36 (docs/log/139-h200-one-commit.md).
+double dilated_factor(const ConvProblem& problem) {
+  const std::int64_t dilation = std::max(problem.dilation_h, problem.dilation_w);
+  return problem.r * problem.s == 1 || problem.groups > 1 || dilation == 1 ? 1.0 : dilation < 8 ? 1.15 : 1.9;
+}
+
 double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const bool half = problem.dtype != DType::f32, tf32 = problem.accuracy == AccuracyClass::tf32;
   const bool first = problem.groups == 1 && problem.c <= 4;
@@ -170,7 +181,8 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
                        std::ceil(filters / tile) * tile / filters;
   const bool skips = product && strided && tensor_cores && is_nhwc(problem) && !is_unaligned(problem);
   const double input = (skips ? touched_share(problem) : 1.0) * input_bytes(problem), output = output_bytes(problem);
-  const double products = tensor_cores && !depthwise ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device);
+  const double products = tensor_cores && !depthwise ? dilated_factor(problem) * tensor_us(flops, 1.0, device)
+                                                     : fp32_us(flops, 1.0, device);
   const double group_us = plain_groups                     ? own::plain_group_nhwc
                           : !tensor_cores                  ? own::plain_group
                           : problem.layout == Layout::nhwc ? own::group_nhwc
@@ -180,9 +192,10 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   // not.
   const bool odd_filters = tensor_cores && problem.groups == 1 && !is_nhwc(problem) && !product && !first &&
                            in_pieces(problem.c, problem) && !in_pieces(problem.k, problem) && problem.k > 16;
-  return (odd_filters ? own::odd_filters_nchw : 1.0) *
-             times.us(turns * width * terms, products, input, output, device) +
-         (in_turn ? group_us * static_cast<double>(problem.groups) : 0.0);
+  const double us =
+      (odd_filters ? own::odd_filters_nchw : 1.0) * times.us(turns * width * terms, products, input, output, device) +
+      (in_turn ? group_us * static_cast<double>(problem.groups) : 0.0);
+  return depthwise && !half && is_nhwc(problem) ? with_luck_us(us) : us;
 }
 
 // What follows the convolution takes passes over the output: the bias (on CUDA, where cuDNN is not asked to add it, by

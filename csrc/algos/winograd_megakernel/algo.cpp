@@ -108,10 +108,12 @@ double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, con
   const double nhwc = std::max(kernel, memory_us(bytes_of(problem, cuda, device), 1.0, device));
   const bool element_by_element = problem.x_pitch() * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0 ||
                                   (fp16 && problem.layout == Layout::nhwc && problem.k % 2 != 0);
-  // NCHW output leaves in pieces of 4 values where rows are whole ones, else by single values (seen in half types).
-  const double scattered_us = problem.layout == Layout::nhwc ? 0.0
-                              : problem.q() % 4 == 0         ? 4e-6 * static_cast<double>(problem.output_numel())
-                                                             : 9.5e-6 * static_cast<double>(problem.output_numel());
+  // NCHW output leaves in pieces of 4 values where rows are whole ones, else by single values.
+  const double value_us = problem.q() % 4 == 0 ? 0.8e-6 * fitted_bandwidth / device.bandwidth_bytes_per_s
+                          : fp16               ? 8.3e-6
+                                               : 4.8e-6;
+  const double scattered_us =
+      problem.layout == Layout::nhwc ? 0.0 : value_us * static_cast<double>(problem.output_numel());
   return (element_by_element ? 2.0 : 1.0) * nhwc + scattered_us;
 }
 
@@ -181,7 +183,8 @@ double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
   if (problem.accuracy == AccuracyClass::ieee) {
     return winograd_in_fp32(f4_noise.gain, problem.c, static_cast<double>(problem.c));
   }
-  if (problem.dtype == DType::f32) return winograd_in_split_fp16(f4_noise.gain, 2.0, problem.c);
+  const double product = problem.c <= 32 ? 1.6 : 2.0;  // of few channels there is one step to sum
+  if (problem.dtype == DType::f32) return winograd_in_split_fp16(f4_noise.gain, product, problem.c);
   return winograd_in_fp16(f4_noise.gain, 3.0);
 }
 
