@@ -33,7 +33,7 @@ from benchmarks.phases import CARD, PHASES, Phase, Queue, Step
 from fastconv.cli.support import DeviceOption, device_named, fail, say
 
 GRACE_S = 90.0  # how far behind its budget a step may end: what it has begun it finishes
-WORKERS = 4  # processes of a step, at most five
+WORKERS = 4  # processes of a step, at least: each phase has several steps on one GPU
 UNTIMED = 3  # exit code of a step that has measured what there was, and rows without a time: that form cannot run
 THREADS = ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS")  # of which each process would take all cores
 
@@ -135,7 +135,7 @@ class _Steps:
         self._folder, self._head, self._deadline, self._report = folder, head, deadline, report
         self._plans, self._memory = plans, memory
         self._joining = threading.Lock()
-        self._threads = str(max(1, (os.cpu_count() or 1) // (lanes * WORKERS)))
+        self._cores = max(1, (os.cpu_count() or 1) // lanes)
 
     def gather(self) -> list[str]:
         """Joins what a run of several GPUs left that was ended from outside; what went wrong."""
@@ -163,7 +163,8 @@ class _Steps:
         if left < SHORTEST_S:
             return f"{step.suite}: not begun, the time is spent"
         begin = time.monotonic()
-        environment = {**dict.fromkeys(THREADS, self._threads), **os.environ}
+        threads = max(1, self._cores // max(WORKERS, step.workers(self._memory)))
+        environment = {**dict.fromkeys(THREADS, str(threads)), **os.environ}
         if lane is not None:
             environment["CUDA_VISIBLE_DEVICES"] = lane[1]
         folder = self._folder if lane is None else self._folder / f"gpu{lane[0]}"

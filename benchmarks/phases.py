@@ -37,12 +37,14 @@ class Step:
         where = ["--folder", str(folder)] if self.folder else ["--json", str(path_of(folder, self.suite))]
         known = [path_of(each, self.suite) for each in plans if self.command[0] == "layers"]
         taken = [text for path in known if path.exists() for text in ("--plans", str(path))]
-        more = self._workers() * memory // CARD
-        workers = ["--workers", str(more)] if more > self._workers() else []  # of two the latter counts
+        more = self.workers(memory)
+        workers = ["--workers", str(more)] if more > self.workers() else []  # of two the latter counts
         return [*self.command, *where, "--budget", f"{budget_s:.0f}", "--resume", *workers, *taken]
 
-    def _workers(self) -> int:
-        return int(self.command[self.command.index("--workers") + 1]) if "--workers" in self.command else 0
+    def workers(self, memory: int = CARD) -> int:
+        """Its processes beside each other, on a GPU of so many bytes."""
+        own = int(self.command[self.command.index("--workers") + 1]) if "--workers" in self.command else 1
+        return max(own, own * memory // CARD) if own > 1 else 1
 
 
 Queue = tuple[Step, ...]
