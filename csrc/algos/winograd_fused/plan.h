@@ -204,6 +204,7 @@ inline Rates rates_of(const ConvProblem& problem, const Config& config) {
 // What the start of a launch takes more or less than that of wide work tiles. Whole work tiles of two turns start
 // later; of half a work tile, what is not beside another's products is half as long.
 inline double start_us(const ConvProblem& problem, const Config& config) {
+  if (config.split && problem.layout == Layout::nchw) return 2.0;  // at batch 1 (docs/log/139-h200-one-commit.md)
   if (config.split) return config.v_reuse > 1 ? 3.5 : config.work_tile_filter_tiles < config.blocks ? -3.1 : 0.0;
   return single::consumes_apart(config.shape, size_of(problem.dtype)) ? 1.5 : 0.0;
 }
