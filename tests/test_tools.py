@@ -364,13 +364,11 @@ def test_sanitize_takes_no_empty_line_for_a_report():
     assert len(sanitize.reports_of(RACE)) == 1
 
 
-def test_sanitize_names_tests_that_exist(request):
+def test_sanitize_names_tests_that_exist():
     runs = sanitize.runs(["memcheck"], [])
-    files = {run.test.split("::")[0] for run in runs}
-    listed = [item.nodeid for item in request.session.items if item.get_closest_marker("sanitize")]
-    if not files <= {name.split("::")[0] for name in listed}:  # not all tests are run: ask for these
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "sanitize", "-o", "addopts=", *files]
-        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    files = sorted({run.test.split("::")[0] for run in runs})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "sanitize", "-o", "addopts=", *files]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     for run in runs:
         parts = run.keyword.split(" and ")
         assert any(line.startswith(run.test) and all(part in line for part in parts) for line in listed), run
