@@ -39,6 +39,10 @@ _tracing_state = torch._C._get_tracing_state
 # altogether; the layer's `latest` after it; and of PyTorch's its kind (`LayerState.last_kind`).
 TrainedCall = tuple[int | None, tuple["Settings | None", int], tuple[str, ...]]
 
+# What is known of a call of which nothing is recorded: what was asked (`Layer._inferred`), layer and mode for the
+# operator, key, precision and the layer's `latest` after it.
+InferredCall = tuple[tuple[Any, ...], int, int, "Settings", str, tuple["Settings | None", int]]
+
 # algorithm, stride, padding, dilation, groups, activation, negative_slope, limits, residual_after, max_pool,
 # output_padding of a transposed convolution or None
 Settings = tuple[Any, ...]
@@ -69,7 +73,7 @@ class LayerState:
     """
 
     __slots__ = (
-        "__weakref__", "algorithm", "calls", "checked", "elsewhere", "frozen", "latest", "layers", "limits", "lock",
+        "__weakref__", "algorithm", "calls", "checked", "elsewhere", "frozen", "inferred", "latest", "layers", "limits", "lock",
         "max_error", "max_workspace", "precision", "resolved", "text", "trained",
     )  # fmt: skip
 
@@ -94,6 +98,7 @@ class LayerState:
         # and the kind of the latter.
         self.elsewhere: tuple[str, tuple[int, ...], tuple[str, ...]] | None = None
         self.trained: dict[tuple[Any, ...], TrainedCall] = {}  # by what is asked of a call that trains
+        self.inferred: InferredCall | None = None  # the last one
         self.lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -279,6 +284,13 @@ def _complete(
     return _run_torch(x, weight, bias, residual, key, out) if mode & ops.ADMITS_TORCH else None
 
 
+def infer(state: LayerState, key: Settings, precision: str, *arguments: Any) -> Tensor | None:
+    """A call of `ops.layer_forward`, of which nothing is recorded, with what it leaves to Python; None if the general
+    operator has to do it. Raises UnseenError for the same reason."""
+    y = ops.layer_forward(*arguments)
+    return _complete(state, key, precision, ops.layer_forward, arguments) if y is None else y
+
+
 def convolve(
     state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: Settings,
     precision: str, follows: bool = False,
@@ -303,10 +315,7 @@ def convolve(
     y: Tensor | None
     try:
         if not (torch.is_grad_enabled() and (trained or needs_gradient(x, bias, residual))):
-            y = ops.layer_forward(x, weight, bias, residual, layer, mode)
-            if y is None:
-                arguments = x, weight, bias, residual, layer, mode
-                y = _complete(state, key, precision, ops.layer_forward, arguments)
+            y = infer(state, key, precision, x, weight, bias, residual, layer, mode)
         elif residual is None and key[5] == "none" and not key[9]:
             if trained:
                 mode |= ops.TRAINED

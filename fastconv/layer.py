@@ -10,16 +10,22 @@ from torch.autograd import forward_ad
 
 from fastconv import failures, once, ops, settings
 from fastconv.eager import (
+    InferredCall,
     LayerState,
     Settings,
     TrainedCall,
     autocast_type,
+    infer,
     is_eager,
+    needs_gradient,
     switches_of,
     trained_call,
 )
+from fastconv.ops import plain
 
-# What every call that trains asks, by names that are found at once.
+BARE = "none", 0.0, False, False  # the epilogue of a layer without one
+
+# What every call asks, by names that are found at once.
 _Parameter = nn.Parameter
 _float32 = torch.float32
 _records = torch.is_grad_enabled
@@ -28,6 +34,18 @@ _tracing_state = torch._C._get_tracing_state
 _is_transformed = torch._C._are_functorch_transforms_active
 _is_autocast = torch._C._is_any_autocast_enabled
 _casts = {torch.float16: Tensor.half, torch.bfloat16: Tensor.bfloat16}  # half the way of `to`
+
+
+def _lowered(
+    lower: torch.dtype | None, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """What autocast makes of them; None if that takes `cast`."""
+    if lower is None:
+        return x, weight, bias
+    to_lower = _casts.get(lower)
+    if to_lower is None or x.dtype not in (lower, _float32):
+        return None
+    return x if x.dtype is lower else to_lower(x), to_lower(weight), None if bias is None else to_lower(bias)
 
 
 class Layer(nn.Module):
@@ -84,27 +102,40 @@ class Layer(nn.Module):
         if is_eager(weight):
             self._fastconv.refresh(weight)
 
-    def _trained(self, x: Tensor) -> Tensor | None:
-        """A call that trains the weight, without anything behind the convolution, if one like it has been seen; None if
-        it is `convolve`'s.
+    def _at_once(
+        self, x: Tensor, residual: Tensor | None = None, epilogue: tuple[str, float, bool, bool] = BARE
+    ) -> Tensor | None:
+        """A call of which nothing but what is kept of one like it has to be known; None if it is `convolve`'s.
+        epilogue: activation, slope, whether the residual is added behind it, max-pool.
 
         In few steps: among a network's operators every call is met cold, so that an instruction takes three times what
-        it takes in a loop over one layer (docs/log/128-training-step.md)."""
+        it takes in a loop over one layer (docs/log/128-training-step.md), and other threads wait for each of them
+        (docs/log/140-calls-at-once.md)."""
         own = self.__dict__
         parameters = own["_parameters"]
         weight, bias = parameters.get("weight"), parameters.get("bias", self)
         if not (
-            type(x) is Tensor and type(weight) is _Parameter and weight.requires_grad and _records()
-            and bias is not self and own["padding_mode"] == "zeros" and _dispatch_modes() == 0
-            and not _is_transformed() and _tracing_state() is None and not settings.log_calls
+            type(x) is Tensor and type(weight) is _Parameter and (bias is None or type(bias) is _Parameter)
+            and own["padding_mode"] == "zeros" and _dispatch_modes() == 0 and not _is_transformed()
+            and _tracing_state() is None and forward_ad._current_level < 0 and not settings.log_calls
         ):  # fmt: skip
             return None
-        state, dtype = own["_fastconv"], x.dtype
+        if _records():
+            if weight.requires_grad:
+                return self._trained(x, weight, bias) if epilogue is BARE else None
+            if needs_gradient(x, bias, residual):
+                return None
+        return self._inferred(x, weight, bias, residual, epilogue)
+
+    def _trained(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """A call that trains the weight, without anything behind the convolution."""
+        own, dtype = self.__dict__, x.dtype
+        state = own["_fastconv"]
         # Where two calls differ in what is not asked here, what is kept of one serves the other, if not as fast.
         asked = x.shape, dtype, ops.measured_generation, switches_of(x) if dtype is _float32 else None
         known = state.trained.get(asked)
         if known is None:
-            known = self._known(x, weight, bias, asked)
+            known = self._known_trained(x, weight, bias, asked)
             if known is None:
                 return None
         call, latest, kind = known
@@ -113,39 +144,89 @@ class Layer(nn.Module):
             return self._by_torch(x, weight, bias)
         key = latest[0]
         if (
-            key is None or forward_ad._current_level >= 0 or key[10] not in (None, own["output_padding"])
+            key is None or key[10] not in (None, own["output_padding"])
             or key[1:5] != (own["stride"], own["padding"], own["dilation"], own["groups"])
         ):  # fmt: skip
             return None
-        lower = autocast_type(x) if _is_autocast() else None
-        if lower is not None:
-            if dtype is not lower and dtype is not _float32:
+        if _is_autocast():
+            lowered = _lowered(autocast_type(x), x, weight, bias)
+            if lowered is None:
                 return None
-            to_lower = _casts[lower]
-            x, weight = x if dtype is lower else to_lower(x), to_lower(weight)
-            bias = None if bias is None else to_lower(bias)
+            x, weight, bias = lowered
         state.latest, state.elsewhere = latest, None
         try:
             return ops.recorded_convolution(x, weight, bias, call)
         except failures.UnseenError:
             return None
 
-    def _known(self, x: Tensor, weight: Tensor, bias: Tensor | None, asked: tuple[Any, ...]) -> TrainedCall | None:
+    def _inferred(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+        epilogue: tuple[str, float, bool, bool],
+    ) -> Tensor | None:  # fmt: skip
+        """A call of which nothing is recorded."""
+        own, dtype = self.__dict__, x.dtype
+        state = own["_fastconv"]
+        lower = autocast_type(x) if _is_autocast() else None
+        # All that decides what the operator is told. Shapes it sees.
+        asked = (
+            own["stride"], own["padding"], own["dilation"], own["groups"], own["output_padding"], epilogue, dtype,
+            lower, x.device, state.frozen, weight.requires_grad,
+            settings.cuda_precision() if dtype is _float32 and x.is_cuda else None,
+        )  # fmt: skip
+        known = state.inferred
+        if known is None or known[0] != asked:
+            known = self._known_inferred(x, weight, bias, residual, asked)
+            if known is None:
+                return None
+        _, layer, mode, key, precision, latest = known
+        if lower is not None:
+            lowered = None if residual is not None else _lowered(lower, x, weight, bias)
+            if lowered is None:
+                return None
+            x, weight, bias = lowered
+        state.latest, state.elsewhere = latest, None
+        try:
+            return infer(state, key, precision, x, weight, bias, residual, layer, mode)
+        except failures.UnseenError:
+            return None
+
+    def _known_trained(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, asked: tuple[Any, ...]
+    ) -> TrainedCall | None:
         """What is known of calls of which `_trained` asks this; None if each is `convolve`'s."""
         if x.dim() != 4 or once.wanted is not False or not is_eager(x, weight, bias):
             return None
-        found = self._trained_key(x)
+        found = self._known_key(x, BARE)
         call = None if found is None else trained_call(self._fastconv, x, weight, bias, *found)
         if call is not None:
             self._fastconv.keep_trained(asked, call)
         return call
 
+    def _known_inferred(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, asked: tuple[Any, ...]
+    ) -> InferredCall | None:
+        """What is known of calls of which `_inferred` asks this; None if each is `convolve`'s."""
+        if once.wanted is not False or not is_eager(x, weight, bias, residual):
+            return None
+        found = self._known_key(x, asked[5])
+        if found is None:
+            return None
+        state, (key, precision) = self._fastconv, found
+        layer = state.layer_of(key)
+        mode = ops.PRECISIONS[precision]
+        if state.frozen and not weight.requires_grad:
+            mode |= ops.FROZEN
+        if asked[7] is not None or plain.is_of_class(x, precision):
+            mode |= ops.ADMITS_TORCH
+        state.inferred = asked, layer, mode, key, precision, state.latest
+        return state.inferred
+
     def _by_torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """PyTorch's own convolution with the layer's attributes as they are."""
         raise NotImplementedError
 
-    def _trained_key(self, x: Tensor) -> tuple[Settings, str] | None:
-        """What the operators know a call that trains by, and its accuracy class; None if it is not theirs."""
+    def _known_key(self, x: Tensor, epilogue: tuple[str, float, bool, bool]) -> tuple[Settings, str] | None:
+        """What the operators know a call of `_at_once` by, and its accuracy class; None if it is not theirs."""
         raise NotImplementedError
 
     def _weight_and_bias(self) -> tuple[Any, Any]:

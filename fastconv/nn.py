@@ -102,7 +102,7 @@ class Conv2d(Layer, nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `input` `[N, C, H, W]` or `[C, H, W]`; errors as for torch.nn.Conv2d."""
         if not _is_compiling():
-            y = self._trained(input)
+            y = self._at_once(input)
             if y is not None:
                 return y
         return self._convolve(input, None, "none", 0.0, False, False)
@@ -111,8 +111,8 @@ class Conv2d(Layer, nn.Conv2d):
         own = self.__dict__
         return _conv2d(x, weight, bias, own["stride"], own["padding"], own["dilation"], own["groups"])
 
-    def _trained_key(self, x: Tensor) -> tuple[tuple[Any, ...], str] | None:
-        return self._key(x, self.padding, "none", 0.0, False, False) if type(self.padding) is tuple else None
+    def _known_key(self, x: Tensor, epilogue: tuple[str, float, bool, bool]) -> tuple[tuple[Any, ...], str] | None:
+        return self._key(x, self.padding, *epilogue) if type(self.padding) is tuple else None
 
     def _convolve(
         self, input: Tensor, residual: Tensor | None, activation: str, slope: float, residual_after: bool,
@@ -377,8 +377,14 @@ class FusedConv2d(Conv2d):
                 f"input is {list(input.shape)}; expected [N, C, H, W]: torch.nn.functional.batch_norm, which is fused "
                 "here, takes dimension 1 for the channels, of an unbatched image the rows"
             )
+        own = self.__dict__
         after = self.residual_after and residual is not None
-        y = self._convolve(input, residual, self.activation or "none", self.negative_slope, after, self.max_pool)
+        epilogue = own["activation"] or "none", own["negative_slope"], after, self.max_pool
+        y = None
+        if not _is_compiling() and (residual is None or type(residual) is Tensor):
+            y = self._at_once(input, residual, epilogue)
+        if y is None:
+            y = self._convolve(input, residual, *epilogue)
         return self._like_constants(y) if self._constant_dims else y
 
     def _like_constants(self, y: Tensor) -> Tensor:

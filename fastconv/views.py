@@ -312,9 +312,9 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
 
         `output_size`: P and Q (or the whole shape), of the sizes that the stride admits."""
         if output_size is None and not _is_compiling():
-            trained = self._trained(input)
-            if trained is not None:
-                return trained
+            known = self._at_once(input)
+            if known is not None:
+                return known
         state, own = self._fastconv, self.__dict__
         stride, padding, dilation, groups = own["stride"], own["padding"], own["dilation"], own["groups"]
         extra: Any = own["output_padding"]
@@ -357,7 +357,7 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
         geometry = own["stride"], own["padding"], own["output_padding"], own["groups"], own["dilation"]
         return _conv_transpose2d(x, weight, bias, *geometry)
 
-    def _trained_key(self, x: Tensor) -> tuple[Settings, str] | None:
+    def _known_key(self, x: Tensor, epilogue: tuple[str, float, bool, bool]) -> tuple[Settings, str] | None:
         own = self.__dict__
         extra: Any = own["output_padding"]
         if extra != (0, 0) and transposed.reason_for_torch(own["stride"], extra, own["dilation"]):

@@ -159,7 +159,7 @@ layer_refresh = torch.ops.fastconv.layer_refresh.default  # packs the weight aga
 layer_see_stream = torch.ops.fastconv.layer_see_stream.default
 # Of a convolution's arguments (input, weight, bias, a layer's number); does nothing, for the benchmarks of the host.
 empty_operator = torch.ops.fastconv.empty_operator.default
-_layer_forward = torch.ops.fastconv.layer_forward.default
+_layer_forward: Callable[..., Tensor | None] = torch.ops.fastconv.layer_forward.default._op  # past its Python
 _layer_free = torch.ops.fastconv.layer_free.default
 _of_the_kernel = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
@@ -190,10 +190,10 @@ def layer_forward(
     layer conv_transpose(input [N, C, H, W], weight [C, K/groups, R, S]) + bias [K]. None if that takes Python:
     `layer_status()` says what."""
     try:
-        y: Tensor | None = _layer_forward(input, weight, bias, residual, layer, mode)
+        return _layer_forward(input, weight, bias, residual, layer, mode)
     except RuntimeError as error:
         _raise_translated(_layer_forward, error, (input, weight, bias, residual))
-    return y
+        raise  # after conv2d alone the former returns
 
 
 _layer_forward_around = torch.ops.fastconv.layer_forward_around.default
