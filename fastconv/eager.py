@@ -73,8 +73,8 @@ class LayerState:
     """
 
     __slots__ = (
-        "__weakref__", "algorithm", "calls", "checked", "elsewhere", "frozen", "inferred", "latest", "layers", "limits", "lock",
-        "max_error", "max_workspace", "precision", "resolved", "text", "trained",
+        "__weakref__", "algorithm", "calls", "checked", "elsewhere", "frozen", "inferred", "latest", "layers", "limits",
+        "lock", "max_error", "max_workspace", "precision", "resolved", "text", "trained",
     )  # fmt: skip
 
     def __init__(

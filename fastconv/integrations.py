@@ -62,6 +62,10 @@ def _register_flop_formulas() -> None:
     def _(grad: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         return backward(grad, None, weight, *geometry, None, None, [True, False, False], out_val=[out_shape])
 
+    @register(ops.conv2d_gradients_op)
+    def _(grad: Any, input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+        return backward(grad, input, weight, *geometry, None, None, [True, True, False], out_val=out_shape)
+
     @register(ops.weight_gradient_op, ops.weight_gradient_kernel_op)
     def _(input: Any, grad: Any, *_: Any, out_shape: Any, **__: Any) -> int:
         return backward(grad, input, None, *geometry, None, None, [False, True, False], out_val=[None, out_shape])

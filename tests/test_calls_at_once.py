@@ -1,4 +1,4 @@
-"""A layer's calls of which nothing is recorded: one like the last is computed of what is kept of that; any other is not."""
+"""A layer's calls of which nothing is recorded: one like the last is computed of what is kept of that."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@
 #include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
+#include "ops/compiled_settings.h"
 #include "ops/convolution.h"
 #include "ops/layer.h"
 #include "ops/transposed.h"
@@ -168,19 +169,19 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
   return result;
 }
 
-Gradients gradients_in_python(const Tensor& grad, const Tensor& input, const Tensor& weight, const LayerCall& call,
-                              const Wanted& wanted) {
+Gradients gradients_in_python(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                              const LayerSettings& settings, AccuracyClass accuracy, const Wanted& wanted) {
   using torch::stable::detail::from;
   const std::int64_t bits = wanted[0] + 2 * wanted[1] + 4 * wanted[2];
-  const ConvProblem& p = call.settings.problem;
+  const ConvProblem& p = settings.problem;
   const IntList geometry{p.stride_h, p.stride_w, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w, p.groups};
   std::array<StableIValue, 10> stack{from(grad),
                                      from(input),
                                      from(weight),
                                      from(geometry),
-                                     from(call.settings.transposed.has_value()),
-                                     from(call.settings.algorithm),
-                                     from(std::string(name_of(call.mode.accuracy))),
+                                     from(settings.transposed.has_value()),
+                                     from(settings.algorithm),
+                                     from(std::string(name_of(accuracy))),
                                      from(p.limits.max_error),
                                      from(p.limits.max_workspace),
                                      from(bits)};
@@ -189,6 +190,17 @@ Gradients gradients_in_python(const Tensor& grad, const Tensor& input, const Ten
   using torch::stable::detail::to;
   return {to<std::optional<Tensor>>(stack[0]), to<std::optional<Tensor>>(stack[1]),
           to<std::optional<Tensor>>(stack[2])};
+}
+
+// What has no value yet of what is wanted.
+void complete_in_python(Gradients& result, const Tensor& grad, const Tensor& input, const Tensor& weight,
+                        const LayerSettings& settings, AccuracyClass accuracy, Wanted wanted) {
+  for (std::size_t i = 0; i < 3; ++i) wanted[i] = wanted[i] && !result[i];
+  if (!wanted[0] && !wanted[1] && !wanted[2]) return;
+  const Gradients rest = gradients_in_python(grad, input, weight, settings, accuracy, wanted);
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (wanted[i]) result[i] = rest[i];
+  }
 }
 
 // An exception that leaves a backward pass from here is a RuntimeError, whatever it was. Python raises it as what it
@@ -215,20 +227,14 @@ std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& input, const
                                                       IntList, IntList, IntList, std::int64_t code,
                                                       std::vector<bool> mask) {
   const LayerCall& call = layer_calls().at(code);
-  Wanted wanted{mask.at(0), mask.at(1), mask.at(2)};
+  const Wanted wanted{mask.at(0), mask.at(1), mask.at(2)};
   Gradients result;
   try {
     // Gradients that are differentiated again, or traced, are made of operators that autograd knows.
     if (!aoti_torch_grad_mode_is_enabled() && has_memory(grad)) {
       result = gradients_here(grad, input, weight, call.settings, call.mode, wanted);
-      for (std::size_t i = 0; i < 3; ++i) wanted[i] = wanted[i] && !result[i];
     }
-    if (wanted[0] || wanted[1] || wanted[2]) {
-      const Gradients rest = gradients_in_python(grad, input, weight, call, wanted);
-      for (std::size_t i = 0; i < 3; ++i) {
-        if (wanted[i]) result[i] = rest[i];
-      }
-    }
+    complete_in_python(result, grad, input, weight, call.settings, call.mode.accuracy, wanted);
   } catch (const std::exception& error) {
     report_failure(error.what(), grad);
     result = {};
@@ -236,10 +242,32 @@ std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& input, const
   return {result[0].value_or(Tensor()), result[1].value_or(Tensor()), result[2].value_or(Tensor())};
 }
 
+// dx [N, C, H, W] and dw [K, C/groups, R, S] of grad [N, K, P, Q], where both are wanted and nobody differentiates them
+// again: in compiled code the only call of a backward pass. settings: as conv2d_compiled's.
+std::tuple<Tensor, Tensor> conv2d_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight,
+                                            std::string settings) {
+  const CompiledSettings& s = settings_of_text(settings, 7);
+  const LayerSettings layer{s.algorithm, s.problem, std::nullopt};
+  CallMode mode(CallMode::torch_bit);
+  mode.accuracy = s.accuracy;
+  constexpr Wanted wanted{true, true, false};
+  Gradients result = gradients_here(grad, input, weight, layer, mode, wanted);
+  complete_in_python(result, grad, input, weight, layer, s.accuracy, wanted);
+  const auto layout = [&](const Tensor& other) {
+    return suggests_channels_last(grad) || suggests_channels_last(other) ? Layout::nhwc : Layout::nchw;
+  };
+  return {in_layout(*result[0], layout(weight)), in_layout(*result[1], layout(input))};
+}
+
 }  // namespace
 }  // namespace fastconv::ops
 
-STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) { library.def("layer_call(int layer, int mode) -> int"); }
+STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
+  library.def("layer_call(int layer, int mode) -> int");
+  library.def("conv2d_gradients(Tensor grad, Tensor input, Tensor weight, str settings) -> (Tensor, Tensor)");
+}
+
+FASTCONV_IMPLEMENT({ library.impl("conv2d_gradients", TORCH_BOX(&fastconv::ops::conv2d_gradients)); })
 
 STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   library.impl("layer_call", TORCH_BOX(&fastconv::ops::layer_call));

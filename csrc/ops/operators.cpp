@@ -5,9 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
 #include "core/error.h"
@@ -15,6 +13,7 @@
 #include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
+#include "ops/compiled_settings.h"
 #include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
@@ -217,54 +216,6 @@ Tensor conv2d_packed(const Tensor& input, const Tensor& packed, IntList weight_s
   const auto guard = device_guard(input);
   require_packing(packed, problem, device_of(input), weight_shape, algorithm, precision);
   return run(input, nullptr, &packed, problem, arguments);
-}
-
-// What is no tensor of a call from Inductor's code, as one text: an argument of an operator, and each element of a
-// list, takes longer from Python than all that is done here.
-struct CompiledSettings {
-  std::string algorithm, precision, activation;
-  double negative_slope = 0.0;
-  std::int64_t backend_flags = 0;
-  bool residual_after = false, max_pool = false;
-  std::optional<double> max_error;
-  std::optional<std::int64_t> max_workspace;
-  // Of a packed weight its shape; stride, padding and dilation, each for height and width, and groups.
-  IntList sizes;
-  AccuracyClass accuracy{};  // of these the parts of a problem
-  ConvProblem problem;
-
-  // What is read of them behind the problem.
-  Arguments arguments(const std::optional<Tensor>& bias, const std::optional<Tensor>& residual) const {
-    return {bias, residual, {}, {}, {}, 1, algorithm, precision, activation, negative_slope, backend_flags, {}};
-  }
-};
-
-// text: the members up to `sizes` in their order, with spaces between them, flags as 0 or 1, what is missing as "None".
-// count: of sizes, 7 or 11.
-const CompiledSettings& settings_of_text(const std::string& text, std::size_t count) {
-  thread_local std::unordered_map<std::string, CompiledSettings> known;  // as many as the code of models has
-  const auto found = known.find(text);
-  if (found != known.end() && found->second.sizes.size() == count) return found->second;
-  CompiledSettings s;
-  std::istringstream in(text);
-  std::string max_error, max_workspace, rest;
-  in >> s.algorithm >> s.precision >> s.activation >> s.negative_slope >> s.backend_flags >> s.residual_after >>
-      s.max_pool >> max_error >> max_workspace;
-  for (std::int64_t size = 0; s.sizes.size() < count && in >> size;) s.sizes.push_back(size);
-  FASTCONV_REQUIRE(in && !(in >> rest), "settings are '", text,
-                   "'; expected algorithm, precision, activation, negative_slope, backend_flags, residual_after, "
-                   "max_pool, max_error, max_workspace and ",
-                   count, " sizes");
-  if (max_error != "None") s.max_error = std::stod(max_error);
-  if (max_workspace != "None") s.max_workspace = std::stoll(max_workspace);
-  const auto g = s.sizes.end() - 7;
-  s.problem = settings_of({g, g + 2}, {g + 2, g + 4}, {g + 4, g + 6}, g[6], limits_of(s.max_error, s.max_workspace));
-  s.problem.activation = activation_from_name(s.activation);
-  s.problem.negative_slope = static_cast<float>(s.negative_slope);
-  s.problem.residual = s.residual_after ? Residual::after : Residual::before;  // of calls that have one
-  s.problem.max_pool = s.max_pool;
-  s.accuracy = accuracy_from_name(s.precision);
-  return known.insert_or_assign(text, std::move(s)).first->second;
 }
 
 // What Inductor's code calls in place of the two operators: below autograd, whose formula is Python's, and with few

@@ -164,9 +164,12 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         output = conv2d(input, weight, bias, residual, *ctx.geometry, *ctx.asked.bare)
     whole, grad = grad, _epilogue_gradient(ctx, grad, output)
     needs = ctx.needs_input_grad
+    both = gradients.both(grad, input, weight, Geometry(*ctx.geometry), ctx.asked) if needs[0] and needs[1] else None
+    if both is None:
+        of_input = input_gradient(grad, weight, ctx.sizes[0], *shared) if needs[0] else None
+        both = of_input, weight_gradient(input, grad, ctx.sizes[1], *shared) if needs[1] else None
     return (
-        input_gradient(grad, weight, ctx.sizes[0], *shared) if needs[0] else None,
-        weight_gradient(input, grad, ctx.sizes[1], *shared) if needs[1] else None,
+        *both,
         _bias_gradient(grad, ctx.sizes[1][0]) if needs[2] else None,
         (whole if ctx.after else grad) if needs[3] else None,
         *[None] * 13,

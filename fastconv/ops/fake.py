@@ -137,6 +137,14 @@ def _(input, grad, weight_size, *_):  # type: ignore[no-untyped-def]
     return torch.empty(weight_size, dtype=grad.dtype, device=grad.device, memory_format=ops.format_of(input, grad))
 
 
+@torch.library.register_fake(ops.conv2d_gradients_op, lib=ops.library)
+def _(grad, input, weight, settings):  # type: ignore[no-untyped-def]
+    return (
+        torch.empty(input.shape, dtype=grad.dtype, device=grad.device, memory_format=ops.format_of(grad, weight)),
+        torch.empty(weight.shape, dtype=grad.dtype, device=grad.device, memory_format=ops.format_of(input, grad)),
+    )
+
+
 @torch.library.register_fake(ops.weight_gradient_kernel_op, lib=ops.library)
 def _(input, grad, weight_size, stride, padding, dilation, groups, channels_last, *_):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else torch.contiguous_format

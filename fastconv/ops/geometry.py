@@ -20,6 +20,10 @@ class Geometry(NamedTuple):
     dilation: Sequence[int]
     groups: int
 
+    @property
+    def sizes(self) -> list[int]:
+        return [*self.stride, *self.padding, *self.dilation, self.groups]
+
 
 class Options(NamedTuple):
     """What `conv2d` takes behind the geometry, in its order. PyTorch leaves out last ones that are the default."""

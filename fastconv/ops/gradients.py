@@ -8,10 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fastconv import ops, settings
 from fastconv.ops import plain
-from fastconv.ops.geometry import Geometry, from_operator
+from fastconv.ops.geometry import Geometry, Options, from_operator
+from fastconv.tensors import is_distributed
+
+_is_transformed = torch._C._are_functorch_transforms_active
 
 
 def input_gradient(
@@ -94,6 +98,20 @@ def weight_gradient_by(
     else:
         result = plain.weight_gradient_as_convolution(input, grad, weight_size, geometry, precision, flags)
     return result.contiguous(memory_format=memory_format)
+
+
+def both(
+    grad: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, asked: Options
+) -> tuple[Tensor, Tensor] | None:
+    """Both gradients of a backward pass that nobody differentiates, by one operator, which compiled code calls without
+    any Python of ours; None if it is not for that."""
+    if torch.is_grad_enabled() or _is_transformed() or forward_ad._current_level >= 0 or is_distributed(grad):
+        return None
+    if settings.log_calls or not all(type(size) is int for size in geometry.sizes):
+        return None
+    text = ops.compiled_settings(geometry.sizes, asked.bare)
+    found: tuple[Tensor, Tensor] = ops.call(ops.conv2d_gradients_op, grad, input, weight, text)
+    return found
 
 
 ops.library.impl("conv2d_input_gradient", from_operator(input_gradient), "CompositeExplicitAutograd")

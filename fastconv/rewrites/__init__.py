@@ -24,7 +24,17 @@ import torch
 from torch import Tensor, fx
 
 from fastconv import ops
-from fastconv.rewrites import branches, choosing, concatenation, constants, patterns, preceding, scaling, widening
+from fastconv.rewrites import (
+    branches,
+    choosing,
+    concatenation,
+    constants,
+    gradients,
+    patterns,
+    preceding,
+    scaling,
+    widening,
+)
 from fastconv.rewrites.convolution import Asked as Asked
 from fastconv.rewrites.convolution import Concatenation as Concatenation
 from fastconv.rewrites.convolution import GroupNorm as GroupNorm
@@ -88,6 +98,10 @@ def _batch_norm(
         return found
     normed = aten._native_batch_norm_legit_no_training.default(input, weight, bias, mean, variance, momentum, epsilon)
     return (*normed, *found[3:])
+
+
+# A node meets those of a list whose targets have its operator; lists are gone through one after the other.
+_FUSING = (*patterns.EPILOGUE, gradients.GRADIENTS, *patterns.BEHIND)
 
 
 def apply(graph: fx.Graph, rewrites: Sequence[Rewrite], asked: Asked, edit: Editor) -> list[Left]:
@@ -177,7 +191,7 @@ def rewrite(
         frozen = constants.of_compilation(graph)
     constants.mark(graph, graph.owning_module, frozen if asked.packed else {})
     _apply(graph, (patterns.CONVOLUTION,), asked, edit)
-    left = apply(graph, (preceding.PRECEDING, branches.BRANCHES, *scaling.SCALING, *patterns.FUSING), asked, edit)
+    left = apply(graph, (preceding.PRECEDING, branches.BRANCHES, *scaling.SCALING, *_FUSING), asked, edit)
     concatenations = concatenation.concatenate(graph, asked, edit)
     widening.widen(graph, asked, edit)
     apply(graph, choosing.CHOOSING, asked, edit)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fastconv import _C, ops, selection, settings
+from fastconv import _C, ops, settings
 from fastconv.rewrites.convolution import (
     Asked,
     Call,
@@ -20,11 +20,9 @@ from fastconv.rewrites.convolution import (
     activates_inside,
     call_of,
     describe,
-    is_in_class,
     obstacle_of,
     plan_of,
     pools_inside,
-    problem_of,
 )
 from fastconv.rewrites.editor import Editor, hint_of, read, same, spelled, value_of, written_between
 from fastconv.rewrites.folding import Filters, folded, norm_obstacle, range_obstacle, rounded
@@ -76,7 +74,7 @@ def _convolution_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     return "dimensions", f"its input has {value_of(x).dim()} dimensions"
 
 
-def _new_call(
+def new_call(
     asked: Asked, x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> Call:
     def pair(values: Any) -> list[int]:
@@ -91,7 +89,7 @@ def _new_call(
 
 def _as_conv2d(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     x, weight, bias, stride, padding, dilation, _, _, groups = match.node.args
-    call = _new_call(asked, x, weight, bias, stride, padding, dilation, groups)
+    call = new_call(asked, x, weight, bias, stride, padding, dilation, groups)
     node = edit.emit(ops.conv2d_op, *call)
     node.meta["fastconv"] = match.taken
     return node
@@ -356,77 +354,6 @@ def _upsampling(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 UPSAMPLING = Rewrite("upsampling", (aten.upsample_nearest2d.vec,), _find_upsampling, never, _upsampling)
 
 
-# Gradients -----------------------------------------------------------------------------------------------------------
-
-
-def _find_gradient(node: fx.Node, asked: Asked) -> Match | None:
-    _, _, weight, _, stride, _, _, _, _, groups, _ = node.args
-    if not node.users or any(user.target is not operator.getitem for user in node.users):
-        return None
-    return Match(node, taken=describe(node, weight, stride, groups, "gradients"))  # type: ignore[arg-type]
-
-
-def _gradient_call(node: fx.Node, asked: Asked) -> Call:
-    _, x, weight, _, stride, padding, dilation, _, _, groups, _ = node.args
-    return _new_call(asked, x, weight, None, stride, padding, dilation, groups)
-
-
-def _gradient_obstacle(match: Match, asked: Asked) -> Obstacle | None:
-    _, x, weight, _, _, _, _, transposed, _, _, mask = match.node.args
-    obstacle = obstacle_of(value_of(x), value_of(weight), bool(transposed))
-    if obstacle is not None:
-        return obstacle
-    call = _gradient_call(match.node, asked)
-    if not is_in_class(call):
-        return None  # in this class PyTorch's would be another function
-    problem = problem_of(call)
-    if problem is None:
-        return None
-    device = ops.device_info(value_of(x).device)
-    chosen = {
-        pass_.removeprefix("backward_"): selection.choose(pass_, problem, device, call.algorithm)
-        for pass_, is_wanted in zip(selection.PASSES[1:], mask, strict=False)  # type: ignore[arg-type]
-        if is_wanted
-    }
-    assert match.taken is not None
-    match.taken.algorithm = ", ".join(f"{what}: {choice.name}" for what, choice in chosen.items())
-    if any(choice.name != "torch" for choice in chosen.values()):
-        return None
-    how = "was measured" if all(choice.measured for choice in chosen.values()) else "is estimated"
-    return "cost", f"PyTorch's gradient {how} to be the fastest"
-
-
-def _as_gradients(match: Match, asked: Asked, edit: Editor) -> fx.Node:
-    node, call = match.node, _gradient_call(match.node, asked)
-    grad = node.args[0]
-    rest = (*call.geometry, call.algorithm, call.precision, call.backend_flags, call.max_error, call.max_workspace)
-
-    def sizes(of: fx.Node) -> list[Any]:
-        shape = value_of(of).shape
-        return [size if isinstance(size, int) else edit.emit(aten.sym_size.int, of, i) for i, size in enumerate(shape)]
-
-    made: dict[int, fx.Node] = {}
-    for user in list(node.users):
-        index = user.args[1]
-        assert isinstance(index, int)
-        if index not in made:
-            if index == 0:
-                made[0] = edit.emit(ops.input_gradient_op, grad, call.weight, sizes(call.input), *rest)
-            elif index == 1:
-                made[1] = edit.emit(ops.weight_gradient_op, call.input, grad, sizes(call.weight), *rest)
-            else:
-                made[2] = edit.emit(aten.sum.dim_IntList, grad, [0, 2, 3])
-        edit.replace(user, made[index])
-        edit.erase(user)
-    last = next(reversed(made.values()))
-    last.meta["fastconv"] = match.taken
-    return last
-
-
-GRADIENTS = Rewrite(
-    "gradients", (aten.convolution_backward.default,), _find_gradient, _gradient_obstacle, _as_gradients
-)
-
 # Group norms ---------------------------------------------------------------------------------------------------------
 
 
@@ -492,6 +419,5 @@ def _same_value(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 # over memory between two of our operators.
 NOTHING = Rewrite("nothing", (aten.div.Tensor, aten.mul.Tensor, aten.add.Tensor), _find_nothing, never, _same_value)
 
-# A node meets those of a list whose targets have its operator; lists are gone through one after the other.
 EPILOGUE = (BATCH_NORM, RESIDUAL, ACTIVATION, MAX_POOL)
-FUSING = (*EPILOGUE, GRADIENTS, GROUP_NORM, NORM_ACTIVATION, NOTHING)
+BEHIND = (GROUP_NORM, NORM_ACTIVATION, NOTHING)
