@@ -255,6 +255,16 @@ def _register_lowerings() -> None:
         settings = ops.compiled_settings(sizes, Options.of_packed(*options, **last))
         return packing(input, packed, bias, residual, channels_last, settings)
 
+    by_one_call = lowering.fallback_handler(ops.weight_gradient_compiled_op)
+
+    def weight_gradient(
+        input: Any, grad: Any, shape: Any, stride: Any, padding: Any, dilation: Any, groups: Any, algorithm: str,
+        precision: str, *rest: Any, **last: Any,
+    ) -> Any:  # fmt: skip
+        sizes = [*shape, *stride, *padding, *dilation, groups]
+        asked = Options(algorithm, precision, "none", 0.0, *rest, **last)
+        return by_one_call(input, grad, ops.compiled_settings(sizes, asked))
+
     # Code that another version of these operators was lowered to must not come out of a cache on disk, whose keys know
     # the graph alone.
     schemas = [str(operator._schema) for operator in ops.compiled_operators]
@@ -262,6 +272,7 @@ def _register_lowerings() -> None:
 
     register(ops.conv2d_op, without_symbols(ops.conv2d_op, conv2d))
     register(ops.conv2d_packed_op, without_symbols(ops.conv2d_packed_op, conv2d_packed))
+    register(ops.weight_gradient_op, without_symbols(ops.weight_gradient_op, weight_gradient))
     register(ops.conv_transpose2d_op, lowering.fallback_handler(ops.conv_transpose2d_compiled_op))
 
     # In place: of what `fastconv.rewrites` makes, every later value of a tensor holds all earlier ones.

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 from torch.utils.checkpoint import checkpoint
 
 import fastconv
@@ -236,3 +238,21 @@ def test_compiled_training_is_eager_training(backend, device, full_precision):
     for found in (trained(eager, eager, x), trained(ours, compiled, x)):
         assert_as_good_as_torch(found, peer, expected)
     assert compiled(x).is_contiguous(memory_format=CHANNELS_LAST)
+
+
+def test_no_compiled_backward_pass_calls_python_of_ours(device, full_precision):
+    """Gradients of a layer are one call; of a first layer, and of a transposed one, each is."""
+    torch._dynamo.reset()
+    layers = nn.Conv2d(8, 8, 3), nn.ConvTranspose2d(8, 8, 2, stride=2), nn.Conv2d(8, 4, 3, padding=1)
+    base = nn.Sequential(*layers).to(device, memory_format=CHANNELS_LAST)
+    x = images(device)
+    exact, theirs, ours = copy.deepcopy(base).double(), copy.deepcopy(base), copy.deepcopy(base)
+    fastconv.swap_(ours, algorithm="implicit_gemm")
+    compiled = torch.compile(ours, fullgraph=True, dynamic=False)
+    with torch.compiler.config.patch(force_disable_caches=True):
+        found, codes = run_and_get_code(lambda: trained(ours, compiled, x))
+    assert_as_good_as_torch(found, trained(theirs, theirs, x), trained(exact, exact, x.double()))
+    called = re.findall(r"torch\.ops\.fastconv\.(\w+)\.default\(", "".join(codes))
+    # Of a transposed layer the input's gradient is a convolution.
+    gradients = ["conv2d_compiled", "conv2d_gradients", *["conv2d_weight_gradient_compiled"] * 2]
+    assert sorted(called) == sorted([*gradients, "conv2d_compiled", "conv2d_compiled", "conv_transpose2d_compiled"])

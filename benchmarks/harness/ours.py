@@ -27,7 +27,11 @@ def precision_of(accuracy: str) -> str:
     return _PRECISIONS[accuracy]
 
 
-def _problem(layer: Layer, n: int, accuracy: str, layout: str, max_error: float | None = None) -> _C.ConvProblem:
+def _problem(
+    layer: Layer, n: int, accuracy: str, layout: str, max_error: float | None = None, direction: str = "forward"
+) -> _C.ConvProblem:
+    """direction: a pass of `benchmarks.layers.sets`; a fused one has a bias and a ReLU, perhaps a residual."""
+    epilogue = direction.split("_")
     return _C.ConvProblem(
         n=n,
         c=layer.c,
@@ -44,19 +48,26 @@ def _problem(layer: Layer, n: int, accuracy: str, layout: str, max_error: float 
         precision=_PRECISIONS[accuracy],
         layout=layout,
         max_error=max_error,
+        bias="bias" in epilogue,
+        residual="residual" in epilogue,
+        activation="relu" if "relu" in epilogue else "none",
     )
 
 
-def candidates(layer: Layer, n: int, accuracy: str, layout: str, device: torch.device) -> list[dict[str, Any]]:
+def candidates(
+    layer: Layer, n: int, accuracy: str, layout: str, device: torch.device, direction: str = "forward"
+) -> list[dict[str, Any]]:
     """The planner's row for every algorithm: algorithm, ok, reason, config, workspace_bytes, cost_us."""
-    return _C.candidates(_problem(layer, n, accuracy, layout), ops.device_info(device))
+    return _C.candidates(_problem(layer, n, accuracy, layout, None, direction), ops.device_info(device))
 
 
 def auto_choice(
-    layer: Layer, n: int, accuracy: str, layout: str, device: torch.device, max_error: float | None = None
-) -> str:
+    layer: Layer, n: int, accuracy: str, layout: str, device: torch.device, max_error: float | None = None,
+    direction: str = "forward",
+) -> str:  # fmt: skip
     """The registry name of what `algorithm="auto"` runs within that limit."""
-    return _C.choose("auto", _problem(layer, n, accuracy, layout, max_error), ops.device_info(device))["algorithm"]
+    problem = _problem(layer, n, accuracy, layout, max_error, direction)
+    return _C.choose("auto", problem, ops.device_info(device))["algorithm"]
 
 
 def contender(

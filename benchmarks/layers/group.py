@@ -246,11 +246,10 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
             if group.direction in GRADIENTS:
                 choices[accuracy, layout] = _enter_gradient(group, accuracy, layout, reference)
                 continue
-            choice = ours.auto_choice(group.layer, group.n, accuracy, layout, group.device)
-            choices[accuracy, layout] = choice
-            strict = ours.auto_choice(group.layer, group.n, accuracy, layout, group.device, group.max_error)
-            group.strict[accuracy, layout] = strict
-            rows = ours.candidates(group.layer, group.n, accuracy, layout, group.device)
+            asked = group.layer, group.n, accuracy, layout, group.device
+            choice, strict = (ours.auto_choice(*asked, each, group.direction) for each in (None, group.max_error))
+            choices[accuracy, layout], group.strict[accuracy, layout] = choice, strict
+            rows = ours.candidates(*asked, group.direction)
             for row in sorted(rows, key=lambda row: (row["algorithm"] != choice, row["cost_us"])):
                 chosen = row["algorithm"] == choice or row["algorithm"] == strict != "torch"
                 _enter_ours(group, row, chosen, accuracy, layout, reference, algorithms)

@@ -104,7 +104,7 @@ def _kernel_rows(
     geometry = [layer.stride] * 2, [layer.padding] * 2, [layer.dilation] * 2, layer.groups
     exact = nn.functional.conv2d(x.cpu().double(), weight.cpu().double(), addends[0].cpu().double(), *geometry).relu_()
     rows = []
-    for candidate in ours.candidates(layer, n, accuracy, "nchw", device):
+    for candidate in ours.candidates(layer, n, accuracy, "nchw", device, DIRECTION):
         algorithm = candidate["algorithm"]
         if not candidate["ok"] or algorithm == "torch":
             continue

@@ -242,21 +242,35 @@ std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& input, const
   return {result[0].value_or(Tensor()), result[1].value_or(Tensor()), result[2].value_or(Tensor())};
 }
 
-// dx [N, C, H, W] and dw [K, C/groups, R, S] of grad [N, K, P, Q], where both are wanted and nobody differentiates them
-// again: in compiled code the only call of a backward pass. settings: as conv2d_compiled's.
+// Of a backward pass that nobody differentiates.
+Gradients gradients_of(const Tensor& grad, const Tensor& input, const Tensor& weight, const CompiledSettings& settings,
+                       const Wanted& wanted) {
+  const LayerSettings layer{settings.algorithm, settings.problem, std::nullopt};
+  CallMode mode(CallMode::torch_bit);
+  mode.accuracy = settings.accuracy;
+  Gradients result = gradients_here(grad, input, weight, layer, mode, wanted);
+  complete_in_python(result, grad, input, weight, layer, mode.accuracy, wanted);
+  return result;
+}
+
+Layout layout_beside(const Tensor& grad, const Tensor& other) {
+  return suggests_channels_last(grad) || suggests_channels_last(other) ? Layout::nhwc : Layout::nchw;
+}
+
+// dx [N, C, H, W] and dw [K, C/groups, R, S] of grad [N, K, P, Q]: in compiled code the only call of a layer's backward
+// pass. settings: as conv2d_compiled's.
 std::tuple<Tensor, Tensor> conv2d_gradients(const Tensor& grad, const Tensor& input, const Tensor& weight,
                                             std::string settings) {
-  const CompiledSettings& s = settings_of_text(settings, 7);
-  const LayerSettings layer{s.algorithm, s.problem, std::nullopt};
-  CallMode mode(CallMode::torch_bit);
-  mode.accuracy = s.accuracy;
-  constexpr Wanted wanted{true, true, false};
-  Gradients result = gradients_here(grad, input, weight, layer, mode, wanted);
-  complete_in_python(result, grad, input, weight, layer, s.accuracy, wanted);
-  const auto layout = [&](const Tensor& other) {
-    return suggests_channels_last(grad) || suggests_channels_last(other) ? Layout::nhwc : Layout::nchw;
-  };
-  return {in_layout(*result[0], layout(weight)), in_layout(*result[1], layout(input))};
+  const Gradients found = gradients_of(grad, input, weight, settings_of_text(settings, 7), {true, true, false});
+  return {in_layout(*found[0], layout_beside(grad, weight)), in_layout(*found[1], layout_beside(grad, input))};
+}
+
+// dw alone. settings: as conv2d_packed_compiled's, with the weight's shape.
+Tensor conv2d_weight_gradient_compiled(const Tensor& input, const Tensor& grad, std::string settings) {
+  const CompiledSettings& s = settings_of_text(settings, 11);
+  const Layout layout = layout_beside(grad, input);
+  const Tensor like = empty({s.sizes[0], s.sizes[1], s.sizes[2], s.sizes[3]}, layout, grad);
+  return in_layout(*gradients_of(grad, input, like, s, {false, true, false})[1], layout);
 }
 
 }  // namespace
@@ -265,9 +279,13 @@ std::tuple<Tensor, Tensor> conv2d_gradients(const Tensor& grad, const Tensor& in
 STABLE_TORCH_LIBRARY_FRAGMENT(fastconv, library) {
   library.def("layer_call(int layer, int mode) -> int");
   library.def("conv2d_gradients(Tensor grad, Tensor input, Tensor weight, str settings) -> (Tensor, Tensor)");
+  library.def("conv2d_weight_gradient_compiled(Tensor input, Tensor grad, str settings) -> Tensor");
 }
 
-FASTCONV_IMPLEMENT({ library.impl("conv2d_gradients", TORCH_BOX(&fastconv::ops::conv2d_gradients)); })
+FASTCONV_IMPLEMENT({
+  library.impl("conv2d_gradients", TORCH_BOX(&fastconv::ops::conv2d_gradients));
+  library.impl("conv2d_weight_gradient_compiled", TORCH_BOX(&fastconv::ops::conv2d_weight_gradient_compiled));
+})
 
 STABLE_TORCH_LIBRARY_IMPL(fastconv, CompositeExplicitAutograd, library) {
   library.impl("layer_call", TORCH_BOX(&fastconv::ops::layer_call));

@@ -57,11 +57,12 @@ input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default
 weight_gradient_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient.default
 # Both at once, in a backward pass that nobody differentiates; with the text of `compiled_settings`.
 conv2d_gradients_op: OpOverload = torch.ops.fastconv.conv2d_gradients.default
+weight_gradient_compiled_op: OpOverload = torch.ops.fastconv.conv2d_weight_gradient_compiled.default
 conv_transpose2d_op: OpOverload = torch.ops.fastconv.conv_transpose2d.default
 conv_transpose2d_compiled_op: OpOverload = torch.ops.fastconv.conv_transpose2d_compiled.default
 compiled_operators = (
     conv2d_compiled_op, conv2d_packed_compiled_op, conv2d_packed_into_op, conv_transpose2d_compiled_op,
-    conv2d_gradients_op,
+    conv2d_gradients_op, weight_gradient_compiled_op,
 )  # fmt: skip
 weight_gradient_kernel_op: OpOverload = torch.ops.fastconv.weight_gradient.default
 max_pool2d_op: OpOverload = torch.ops.fastconv.max_pool2d.default  # `pooling` has it as a function
@@ -96,8 +97,8 @@ def _raise_translated(operator: Callable[..., Any], error: RuntimeError, args: t
 
 
 def compiled_settings(sizes: Sequence[int], asked: Options) -> str:
-    """The last argument of `conv2d_compiled`, `conv2d_packed_compiled` and `conv2d_gradients`
-    (csrc/ops/compiled_settings.h). sizes: stride,
+    """The last argument of the operators that take one text for all that is no tensor (csrc/ops/compiled_settings.h).
+    sizes: stride,
     padding and dilation, each for height and width, and groups; of a packed weight behind its shape."""
     *values, max_error, max_workspace, after, max_pool = asked._replace(negative_slope=float(asked.negative_slope))
     values += [int(after), int(max_pool), max_error, max_workspace, *map(int, sizes)]

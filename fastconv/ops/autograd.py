@@ -164,7 +164,9 @@ def _conv2d_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         output = conv2d(input, weight, bias, residual, *ctx.geometry, *ctx.asked.bare)
     whole, grad = grad, _epilogue_gradient(ctx, grad, output)
     needs = ctx.needs_input_grad
-    both = gradients.both(grad, input, weight, Geometry(*ctx.geometry), ctx.asked) if needs[0] and needs[1] else None
+    both: tuple[Tensor | None, Tensor | None] | None = None
+    if needs[0] and needs[1]:
+        both = gradients.both(grad, input, weight, Geometry(*ctx.geometry), ctx.asked)
     if both is None:
         of_input = input_gradient(grad, weight, ctx.sizes[0], *shared) if needs[0] else None
         both = of_input, weight_gradient(input, grad, ctx.sizes[1], *shared) if needs[1] else None

@@ -145,6 +145,12 @@ def _(grad, input, weight, settings):  # type: ignore[no-untyped-def]
     )
 
 
+@torch.library.register_fake(ops.weight_gradient_compiled_op, lib=ops.library)
+def _(input, grad, settings):  # type: ignore[no-untyped-def]
+    shape = _read(settings)[1][:4]
+    return torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=ops.format_of(input, grad))
+
+
 @torch.library.register_fake(ops.weight_gradient_kernel_op, lib=ops.library)
 def _(input, grad, weight_size, stride, padding, dilation, groups, channels_last, *_):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
