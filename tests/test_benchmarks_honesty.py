@@ -11,7 +11,7 @@ import torch
 from test_benchmarks import HEAD, layer_row
 
 from benchmarks import peers
-from benchmarks.harness import results
+from benchmarks.harness import ours, results
 from benchmarks.layers import sets as layers
 from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import floor_us
@@ -20,7 +20,7 @@ from benchmarks.networks.forms import Contender
 from benchmarks.reports import layers as layer_tables
 from benchmarks.reports import networks as network_tables
 from benchmarks.studies import floors
-from fastconv import timing
+from fastconv import _C, timing
 from fastconv.models.layers import Layer, select
 
 
@@ -227,3 +227,19 @@ def test_tf32_stands_beside_fp32_in_one_run(monkeypatch):
     for name in ("tf32_peers", "best_tf32_peer", "best_tf32_peer_us"):  # an older file has them not
         del full[name]
     assert network_tables.over_tf32(document) == {("lenet5", 2): tf32["best_peer_us"] / full["us"]}
+
+
+def test_the_choice_of_a_fused_pass_counts_what_pytorch_does_behind_the_convolution(monkeypatch):
+    """Its bias and its ReLU are passes over memory of their own; ours are in the kernel."""
+    monkeypatch.setattr(ours.ops, "device_info", lambda device: _C.h200_device())
+    layer = Layer("yolo2", 64, 104, 104, 128)
+
+    def choice(direction):
+        return ours.auto_choice(layer, 64, "fp16", "nhwc", torch.device("cpu"), None, direction)
+
+    assert choice("forward") == "torch"
+    for direction in layers.FUSED:
+        assert choice(direction) != "torch"
+        rows = ours.candidates(layer, 64, "fp16", "nhwc", torch.device("cpu"), direction)
+        least = min((row for row in rows if row["auto_eligible"]), key=lambda row: row["cost_us"])
+        assert least["algorithm"] == choice(direction)

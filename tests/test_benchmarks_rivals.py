@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from benchmarks import peers
-from benchmarks.harness import ours, results
+from benchmarks.harness import results
 from benchmarks.harness.clocks import ClockMonitor
 from benchmarks.layers import group as layer_group
 from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import FUSED, GRADIENTS
 from benchmarks.peers import cublas, cudnn, cudnn_graph, cutlass, triton_gemm
 from benchmarks.peers.fastest import NoneRuns, fastest
-from fastconv import _C, timing
+from fastconv import timing
 from fastconv.models.layers import Layer
 
 SMALL = Layer("small", 6, 14, 14, 16, 5, 5, 1, 0)
@@ -486,19 +486,3 @@ def test_a_search_over_all_plans_follows_a_quick_one_alone(monkeypatch, tmp_path
     (row,) = layer_suite.run([2], ["fp32"], layers=[SMALL], layer_set="lenet5", **arguments)["rows"]
     assert [name for name, us in row["peers"].items() if us is None] == ["torch_a_all"]
     assert "the search of 10 plans took" in row["notes"]["torch_a_all"]
-
-
-def test_the_choice_of_a_fused_pass_counts_what_pytorch_does_behind_the_convolution(monkeypatch):
-    """Its bias and its ReLU are passes over memory of their own; ours are in the kernel."""
-    monkeypatch.setattr(ours.ops, "device_info", lambda device: _C.h200_device())
-    layer = Layer("yolo2", 64, 104, 104, 128)
-
-    def choice(direction):
-        return ours.auto_choice(layer, 64, "fp16", "nhwc", CPU, None, direction)
-
-    assert choice("forward") == "torch"
-    for direction in FUSED:
-        assert choice(direction) != "torch"
-        rows = ours.candidates(layer, 64, "fp16", "nhwc", CPU, direction)
-        least = min((row for row in rows if row["auto_eligible"]), key=lambda row: row["cost_us"])
-        assert least["algorithm"] == choice(direction)
