@@ -62,7 +62,7 @@ CASES = {
     "avx2": ("avx2", "forward", 1, {"im2col_gemm.product": 0.4, "torch.nhwc_1x1": 1.4}),
     "avx512": ("avx512", "forward", 3, {"winograd_staged.products": 2.0, "winograd_megakernel.products": 0.5}),
     "cuda": ("cuda", "forward", 3, {"torch.half_nhwc_products": 0.4, "torch.half_nchw_products": 0.4}),
-    "cuda, weight gradient": ("cuda", "backward_weight", 3, {"torch.wgrad_half": 0.5}),
+    "cuda, weight gradient": ("cuda", "backward_weight", 3, {"torch.wgrad_half_products": 2.0}),
 }
 
 

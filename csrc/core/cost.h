@@ -78,6 +78,14 @@ inline double packing_us(const ConvProblem& problem, double packed_bytes, const 
 // A function of PyTorch's of each element, behind a convolution: `bytes` read and written.
 inline double elementwise_us(double bytes, const DeviceInfo& device) { return 2.0 + memory_us(bytes, 1.0, device); }
 
+// Reading a residual in a kernel's epilogue, which waits for it: so many times what its bytes take of the memory, as
+// measured (docs/log/141-choices-of-the-other-passes.md).
+inline double residual_us(const ConvProblem& problem, double passes, const DeviceInfo& device) {
+  if (!problem.has_residual()) return 0.0;
+  const double elements = static_cast<double>(problem.output_numel());
+  return memory_us(passes * elements * static_cast<double>(size_of(problem.dtype)), 1.0, device);
+}
+
 // A CPU function's shares with each instruction set. `generic` takes AVX2's, without measurements.
 template <typename Rates>
 struct CpuRates {

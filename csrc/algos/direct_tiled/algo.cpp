@@ -109,7 +109,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const double taps = static_cast<double>(std::max<std::int64_t>(problem.r * problem.s, 9)) / 9.0;
   const double slowness =
       own::tiled_groups + own::tiled_group_channels / (taps * static_cast<double>(problem.c_per_group()));
-  plan.cost_us = (problem.groups > 1 ? slowness : 1.0) * config.cost_us;
+  const bool large_depthwise = problem.groups > 1 && problem.c_per_group() == 1 && problem.r * problem.s > 49;
+  plan.cost_us = (large_depthwise ? 0.68 : 1.0) * (problem.groups > 1 ? slowness : 1.0) * config.cost_us;
   return plan;
 }
 

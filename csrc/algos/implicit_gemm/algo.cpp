@@ -236,12 +236,21 @@ ConvPlan plan_portable(const ConvProblem& problem, const DeviceInfo& device) {
       0, cuda_cost_us(problem, config, device), keep_plan<Plan>(config), config.loads_vectors};
 }
 
+// Beyond what the tiles' bytes have of it.
+double residual_passes(const ConvProblem& problem) {
+  const bool product = problem.r * problem.s == 1;
+  if (problem.dtype != DType::f32) return product ? 0.6 : 0.9;
+  if (problem.accuracy == AccuracyClass::tf32) return product ? 1.8 : 3.2;
+  return product ? 0.2 : 1.5;
+}
+
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) {
     return {"float32, a pixel at a time", 0, reference_us(problem, device)};
   }
-  ConvPlan other =
-      persistent::is_used(problem, device) ? plan_for_hopper(problem, device) : plan_portable(problem, device);
+  const bool hopper = persistent::is_used(problem, device);
+  ConvPlan other = hopper ? plan_for_hopper(problem, device) : plan_portable(problem, device);
+  if (hopper) other.cost_us += residual_us(problem, residual_passes(problem), device);
   if (is_gated(problem.activation)) return other;  // few_channels has no kernels for that
   std::optional<few_channels::Plan> few = few_channels::make_plan(problem, device);
   if (!few) return other;

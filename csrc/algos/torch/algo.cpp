@@ -136,6 +136,11 @@ double input_bytes(const ConvProblem& problem) {
          static_cast<double>(problem.n * problem.c * problem.h * problem.w);
 }
 
+double weight_bytes(const ConvProblem& problem) {
+  return static_cast<double>(size_of(problem.dtype)) *
+         static_cast<double>(problem.k * problem.c_per_group() * problem.r * problem.s);
+}
+
 double output_bytes(const ConvProblem& problem) {
   return static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.output_numel());
 }
@@ -158,7 +163,9 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   if (half && first && problem.r * problem.s > 9) {  // large kernels
     const double share = problem.accuracy == AccuracyClass::bf16 ? 0.045 : has_first_kernel(problem) ? 0.137 : 0.056;
     const double conversions = problem.layout == Layout::nhwc ? 0.0 : 7.5;
-    return 8.5 + 0.09 * terms + tensor_us(problem.direct_flops(), share, device) + conversions;
+    const double filters = static_cast<double>(std::max<std::int64_t>(problem.k, 1));  // in tiles of 64
+    const double flops = problem.direct_flops() * std::max(1.0, 64.0 / filters);
+    return 8.5 + 0.09 * terms + tensor_us(flops, share, device) + conversions;
   }
   const LibraryTimes times = cudnn_times(problem);
   const bool tensor_cores = half || tf32, depthwise = problem.groups > 1 && problem.c_per_group() == 1;
@@ -195,7 +202,12 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double us =
       (odd_filters ? own::odd_filters_nchw : 1.0) * times.us(turns * width * terms, products, input, output, device) +
       (in_turn ? group_us * static_cast<double>(problem.groups) : 0.0);
-  return depthwise && !half && is_nhwc(problem) ? with_luck_us(us) : us;
+  // Of 9x9, known of one layer in three classes (docs/log/141-choices-of-the-other-passes.md).
+  const double large = depthwise && is_nhwc(problem) && problem.r * problem.s > 49 ? 2.5 : 1.0;
+  // Weights that are padded for tensor cores, in every call.
+  const bool pads_weight = tensor_cores && problem.groups == 1 && !product && is_nhwc(problem) && is_unaligned(problem);
+  const double weight_us = pads_weight ? memory_us(7.0 * weight_bytes(problem), 1.0, device) : 0.0;
+  return (depthwise && !half && is_nhwc(problem) ? with_luck_us(us) : us) * large + weight_us;
 }
 
 // What follows the convolution takes passes over the output: the bias (on CUDA, where cuDNN is not asked to add it, by
@@ -257,10 +269,45 @@ double first_weight_gradient_us(const ConvProblem& problem, const DeviceInfo& de
   return own::wgrad_first.us(0.0, fp32_us(flops, 1.0, device), 0.0, output_bytes(problem), device);
 }
 
-// Of the weight gradient, fitted to the layer set likewise, where PyTorch may search (cudnn.benchmark). In FP32 it
-// takes about as long as the forward convolution: the same products, with up to 64 channels or filters twice as long.
-// Tensor cores need many filters and channels, in class `tf32` no less than the bytes; NCHW tensors are converted
-// before.
+// Steps by which the sums of so many pixels, parted among blocks, come together.
+double gradient_steps(const ConvProblem& problem) {
+  return std::log2(std::max(1.0, static_cast<double>(problem.n * problem.p() * problem.q())));
+}
+
+// Of a weight gradient in FP32 arithmetic: 1x1 in tiles of 128 filters and 64 channels; 3x3 by Winograd's transforms,
+// which are passes over memory; others by the direct sum or an FFT.
+double plain_weight_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool product = problem.r * problem.s == 1;
+  const bool winograd = problem.r == 3 && problem.s == 3 &&
+                        problem.stride_h * problem.stride_w * problem.dilation_h * problem.dilation_w == 1;
+  const LibraryTimes& times = product ? own::wgrad_plain_1x1 : winograd ? own::wgrad_plain_3x3 : own::wgrad_plain;
+  const auto whole = [](std::int64_t count, std::int64_t tile) {
+    return static_cast<double>(round_up(count, tile)) / static_cast<double>(std::max<std::int64_t>(count, 1));
+  };
+  const double flops = problem.direct_flops() * (product ? whole(problem.k, 128) * whole(problem.c, 64) : 1.0);
+  const double us = times.us(1e3 * gradient_steps(problem), fp32_us(flops, 1.0, device), input_bytes(problem),
+                             output_bytes(problem), device);
+  return std::min(us, fft_us(problem, device));
+}
+
+// Of one on tensor cores in NHWC, of more than 4 channels: these need many filters and channels; 1x1 kernels' bytes are
+// the bound where those are few.
+double tensor_weight_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool product = problem.r * problem.s == 1, tf32 = problem.accuracy == AccuracyClass::tf32;
+  const double c = static_cast<double>(problem.c), k = static_cast<double>(problem.k);
+  const double filling = tf32 ? std::max(own::wgrad_tf32_least, std::min(1.0, std::min(c, k) / own::wgrad_tf32_full))
+                              : std::max(own::wgrad_half_least, std::min(1.0, (k - 10.0) / own::wgrad_half_filters) *
+                                                                    std::min(1.0, c / own::wgrad_half_channels));
+  const LibraryTimes& times =
+      tf32 ? (product ? own::wgrad_tf32_1x1 : own::wgrad_tf32) : (product ? own::wgrad_half_1x1 : own::wgrad_half);
+  const double steps_us = times.launch + times.term * gradient_steps(problem);
+  const double bytes = times.input * input_bytes(problem) + times.output * output_bytes(problem);
+  return steps_us + std::max(times.products * tensor_us(problem.direct_flops() / filling, 1.0, device),
+                             memory_us(bytes, 1.0, device));
+}
+
+// Of the weight gradient, fitted to the layer sets and a corpus likewise, where PyTorch may search (cudnn.benchmark);
+// docs/log/141-choices-of-the-other-passes.md. On tensor cores NCHW tensors are converted before.
 ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& device) {
   ConvPlan result = plan(problem, device);
   const bool plain = problem.accuracy == AccuracyClass::ieee || problem.accuracy == AccuracyClass::fp32;
@@ -273,39 +320,35 @@ ConvPlan weight_gradient_plan(const ConvProblem& problem, const DeviceInfo& devi
     if (problem.c_per_group() == 1) result.cost_us = depthwise_gradient_us(problem, device);
     return result;
   }
-  if (plain) {
-    if (problem.c > 4) {
-      result.cost_us *= std::min(problem.c, problem.k) <= 64 ? own::wgrad_fp32_narrow : own::wgrad_fp32;
-    } else if (problem.layout == Layout::nhwc) {
-      result.cost_us = first_weight_gradient_us(problem, device);
-    }
-    result.cost_us = std::min(result.cost_us, fft_us(problem, device));
+  if (problem.c == 1) {  // by a kernel that is slow in every class (1 to 64 at 572x572)
+    result.cost_us = own::wgrad_first_launch + fp32_us(problem.direct_flops(), own::wgrad_single, device);
     return result;
   }
-  const double c = static_cast<double>(problem.c), k = static_cast<double>(problem.k);
+  if (plain) {
+    if (problem.c > 4) {
+      result.cost_us = plain_weight_gradient_us(problem, device);
+    } else if (problem.layout == Layout::nhwc) {
+      result.cost_us = std::min(first_weight_gradient_us(problem, device), fft_us(problem, device));
+    } else {
+      result.cost_us = std::min(result.cost_us, fft_us(problem, device));
+    }
+    return result;
+  }
   const double conversions_us =
       problem.layout == Layout::nchw ? memory_us(own::wgrad_convert * problem.compulsory_bytes(), 1.0, device) : 0.0;
-  if (problem.c <= 4) {  // first layers: the products of few channels, and the gradient of the output read
-    const bool tf32 = problem.accuracy == AccuracyClass::tf32;
-    const double share = tf32                        ? own::wgrad_tf32_first
-                         : has_first_kernel(problem) ? own::wgrad_half_first_kernel
-                                                     : own::wgrad_half_first;
-    const double passes = tf32 ? own::wgrad_tf32_first_output : own::wgrad_half_first_output;
-    result.cost_us = own::wgrad_tf32_launch + tensor_us(problem.direct_flops(), share, device) +
-                     memory_us(passes * output_bytes(problem), 1.0, device) + conversions_us;
-    if (tf32) result.cost_us = std::min(result.cost_us, first_weight_gradient_us(problem, device));
-  } else if (problem.accuracy == AccuracyClass::tf32) {
-    const double filling = std::max(own::wgrad_tf32_least, std::min(1.0, std::min(c, k) / own::wgrad_tf32_full));
-    result.cost_us = own::wgrad_tf32_launch +
-                     std::max(tensor_us(problem.direct_flops(), own::wgrad_tf32 * filling, device),
-                              memory_us(problem.compulsory_bytes(), own::wgrad_tf32_memory, device)) +
-                     conversions_us;
-  } else {
-    const double filling = std::max(own::wgrad_half_least, std::min(1.0, (k - 10.0) / own::wgrad_half_filters) *
-                                                               std::min(1.0, c / own::wgrad_half_channels));
-    const double latency = problem.r * problem.s > 1 ? own::wgrad_half_launch : own::wgrad_half_tap_launch;
-    result.cost_us = latency + tensor_us(problem.direct_flops(), own::wgrad_half * filling, device) + conversions_us;
+  if (problem.c > 4) {
+    result.cost_us = tensor_weight_gradient_us(problem, device) + conversions_us;
+    return result;
   }
+  // First layers: the products of few channels, and the gradient of the output read.
+  const bool tf32 = problem.accuracy == AccuracyClass::tf32;
+  const double share = tf32                        ? own::wgrad_tf32_first
+                       : has_first_kernel(problem) ? own::wgrad_half_first_kernel
+                                                   : own::wgrad_half_first;
+  const double passes = tf32 ? own::wgrad_tf32_first_output : own::wgrad_half_first_output;
+  result.cost_us = own::wgrad_first_launch + tensor_us(problem.direct_flops(), share, device) +
+                   memory_us(passes * output_bytes(problem), 1.0, device) + conversions_us;
+  if (tf32) result.cost_us = std::min(result.cost_us, first_weight_gradient_us(problem, device));
   return result;
 }
 

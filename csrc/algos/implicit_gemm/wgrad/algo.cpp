@@ -72,17 +72,27 @@ double clocks_factor(const wgrad::Plan& plan, const ConvProblem& problem) {
   return large ? 2.5 : 1.6;
 }
 
+// A weight's partial sums are added one after the other, however few weights there are: what that takes beyond the
+// time of their bytes, which the clocks count.
+double summing_us(std::int64_t splits, std::size_t partial_bytes, const DeviceInfo& device) {
+  return std::max(
+      0.0, 0.05 * static_cast<double>(splits) - memory_us(2.0 * static_cast<double>(partial_bytes), 1.0, device));
+}
+
 ConvPlan converting_plan(const ConvProblem& problem, const DeviceInfo& device) {
   const wgrad::Plan plan = wgrad::make_plan(problem, device.processors);
   const double clocks = clocks_factor(plan, problem) * wgrad::detail::plan_clocks(plan, problem, device.processors);
-  const double product_us = clocks_us(clocks, device);
   const double elements = static_cast<double>(problem.n * problem.c * problem.h * problem.w);
-  const double read =
-      static_cast<double>(size_of(problem.dtype)) *
-      ((plan.convert_x == wgrad::Conversion::none ? 0.0 : elements) +
-       (plan.convert_grad == wgrad::Conversion::none ? 0.0 : static_cast<double>(problem.output_numel())));
+  const double outputs = static_cast<double>(problem.output_numel());
+  const double size = static_cast<double>(size_of(problem.dtype));
+  const double read = size * ((plan.convert_x == wgrad::Conversion::none ? 0.0 : elements) +
+                              (plan.convert_grad == wgrad::Conversion::none ? 0.0 : outputs));
   const double converted = read + static_cast<double>(plan.x_bytes(problem) + plan.grad_bytes(problem));
-  const double conversion_us = converted == 0 ? 0 : 10.0 + memory_us(converted, 0.85, device);
+  const double conversion_us = converted == 0 ? 0 : 12.0 + memory_us(converted, 0.85, device);
+  // Of half types that are read where they lie, the bytes may be the bound.
+  const double bytes_us = converted == 0 ? memory_us(size * (elements + outputs), 0.65, device) : 0.0;
+  const double product_us =
+      std::max(clocks_us(clocks, device), bytes_us) + summing_us(plan.splits(), plan.partial_bytes(problem), device);
   return {
       text_of("wgmma, ", describe(plan.mode), ", chunk ", plan.tile_n, "x", plan.tile_p, "x", plan.tile_q, " pixels, ",
               plan.blocks_m() * wgrad::block_channels, " filters, ", plan.blocks_n, " x ", wgrad::block_channels,
