@@ -23,7 +23,8 @@ from fastconv.eager import (
 )
 from fastconv.ops import plain
 
-BARE = "none", 0.0, False, False  # the epilogue of a layer without one
+Epilogue = tuple[str, float, bool, bool]  # activation, slope, whether the residual is added behind it, max-pool
+BARE: Epilogue = ("none", 0.0, False, False)
 
 # What every call asks, by names that are found at once.
 _Parameter = nn.Parameter
@@ -102,11 +103,8 @@ class Layer(nn.Module):
         if is_eager(weight):
             self._fastconv.refresh(weight)
 
-    def _at_once(
-        self, x: Tensor, residual: Tensor | None = None, epilogue: tuple[str, float, bool, bool] = BARE
-    ) -> Tensor | None:
+    def _at_once(self, x: Tensor, residual: Tensor | None = None, epilogue: Epilogue = BARE) -> Tensor | None:
         """A call of which nothing but what is kept of one like it has to be known; None if it is `convolve`'s.
-        epilogue: activation, slope, whether the residual is added behind it, max-pool.
 
         In few steps: among a network's operators every call is met cold, so that an instruction takes three times what
         it takes in a loop over one layer (docs/log/128-training-step.md), and other threads wait for each of them
@@ -160,9 +158,8 @@ class Layer(nn.Module):
             return None
 
     def _inferred(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
-        epilogue: tuple[str, float, bool, bool],
-    ) -> Tensor | None:  # fmt: skip
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, epilogue: Epilogue
+    ) -> Tensor | None:
         """A call of which nothing is recorded."""
         own, dtype = self.__dict__, x.dtype
         state = own["_fastconv"]
@@ -225,7 +222,7 @@ class Layer(nn.Module):
         """PyTorch's own convolution with the layer's attributes as they are."""
         raise NotImplementedError
 
-    def _known_key(self, x: Tensor, epilogue: tuple[str, float, bool, bool]) -> tuple[Settings, str] | None:
+    def _known_key(self, x: Tensor, epilogue: Epilogue) -> tuple[Settings, str] | None:
         """What the operators know a call of `_at_once` by, and its accuracy class; None if it is not theirs."""
         raise NotImplementedError
 

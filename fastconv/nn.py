@@ -21,7 +21,7 @@ from fastconv.eager import (
 )
 from fastconv.epilogue import conv2d_with_epilogue, explicit_padding
 from fastconv.functional import conv2d
-from fastconv.layer import Layer
+from fastconv.layer import Epilogue, Layer
 from fastconv.norm import InputNorm
 from fastconv.ops import pooling, upsampling
 from fastconv.ops.geometry import Geometry, pair
@@ -111,7 +111,7 @@ class Conv2d(Layer, nn.Conv2d):
         own = self.__dict__
         return _conv2d(x, weight, bias, own["stride"], own["padding"], own["dilation"], own["groups"])
 
-    def _known_key(self, x: Tensor, epilogue: tuple[str, float, bool, bool]) -> tuple[tuple[Any, ...], str] | None:
+    def _known_key(self, x: Tensor, epilogue: Epilogue) -> tuple[tuple[Any, ...], str] | None:
         return self._key(x, self.padding, *epilogue) if type(self.padding) is tuple else None
 
     def _convolve(

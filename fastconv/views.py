@@ -14,7 +14,7 @@ from torch.nn.common_types import _size_1_t, _size_2_t
 from fastconv import functional, ops, settings
 from fastconv.eager import LayerState, Settings, convolve, is_eager
 from fastconv.functional import conv2d
-from fastconv.layer import Layer
+from fastconv.layer import Epilogue, Layer
 from fastconv.nn import Conv2d, check_settings
 from fastconv.ops import transposed
 from fastconv.ops.geometry import integer, pair
@@ -235,6 +235,10 @@ class Conv1d(Layer, nn.Conv1d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolves `input` `[N, C, L]` or `[C, L]`; errors as for torch.nn.Conv1d."""
+        if not _is_compiling() and type(input) is Tensor and input.dim() == 3:
+            y = self._at_once(input)
+            if y is not None:
+                return y
         state, x, padding = self._fastconv, input, self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0,)
@@ -248,6 +252,18 @@ class Conv1d(Layer, nn.Conv1d):
         return (
             self._as_conv2d(weight, bias, padding)._convolve(_as_image(x), None, "none", 0.0, False, False).squeeze(-2)
         )
+
+    def _inferred(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, epilogue: Epilogue
+    ) -> Tensor | None:
+        y = super()._inferred(_as_image(x), weight.unsqueeze(-2), bias, residual, epilogue)
+        return None if y is None else y.squeeze(-2)
+
+    def _trained(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        return None  # what autograd records are the views, too
+
+    def _known_key(self, x: Tensor, epilogue: Epilogue) -> tuple[Settings, str] | None:
+        return self._as_conv2d(self.weight, self.bias, self.padding)._known_key(x, epilogue)
 
     def _packed_weight(self) -> Tensor:
         return self.weight.unsqueeze(-2)
@@ -357,7 +373,7 @@ class ConvTranspose2d(Layer, nn.ConvTranspose2d):
         geometry = own["stride"], own["padding"], own["output_padding"], own["groups"], own["dilation"]
         return _conv_transpose2d(x, weight, bias, *geometry)
 
-    def _known_key(self, x: Tensor, epilogue: tuple[str, float, bool, bool]) -> tuple[Settings, str] | None:
+    def _known_key(self, x: Tensor, epilogue: Epilogue) -> tuple[Settings, str] | None:
         own = self.__dict__
         extra: Any = own["output_padding"]
         if extra != (0, 0) and transposed.reason_for_torch(own["stride"], extra, own["dilation"]):

@@ -206,3 +206,32 @@ def test_a_transposed_layer_too(monkeypatch: pytest.MonkeyPatch) -> None:
             setattr(layer, name, value)
             torch.testing.assert_close(layer(x), wanted(), rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(layer(x), wanted(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
+def test_a_row_too(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
+    layer = fastconv.Conv1d(8, 4, 3, padding=1, algorithm=algorithm).eval()
+    x = torch.randn(2, 8, 11)
+
+    def check_row(x: Tensor) -> None:
+        padding: Any = layer.padding
+        wanted = F.conv1d(x, layer.weight, layer.bias, layer.stride, padding, layer.dilation)
+        torch.testing.assert_close(layer(x), wanted, rtol=1e-4, atol=1e-5)
+
+    with torch.no_grad():
+        for _ in range(3):
+            check_row(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(fastconv.Conv1d, "_as_conv2d", None)
+            layer.weight.mul_(0.5)
+            check_row(x)
+            check_row(x[:, :, ::2])
+            assert layer.last_input_shape == (2, 8, 6)
+        for name, value in (("stride", (2,)), ("padding", (0,)), ("dilation", (2,)), ("padding", "same")):
+            setattr(layer, name, value)
+            if value == "same":
+                layer.stride = (1,)
+            check_row(x)
+            check_row(x)
+        check_row(x[0])
+    assert layer(x).requires_grad
