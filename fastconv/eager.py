@@ -284,6 +284,17 @@ def _complete(
     return _run_torch(x, weight, bias, residual, key, out) if mode & ops.ADMITS_TORCH else None
 
 
+def mode_of(state: LayerState, x: Tensor, weight: Tensor, precision: str, follows: bool = False) -> int:
+    """A call's mode for the operators, save that it trains. follows: precision is known to be what PyTorch's switch
+    says."""
+    mode = ops.PRECISIONS[precision]
+    if state.frozen and not weight.requires_grad:
+        mode |= ops.FROZEN
+    if follows or plain.is_of_class(x, precision):
+        mode |= ops.ADMITS_TORCH
+    return mode
+
+
 def infer(state: LayerState, key: Settings, precision: str, *arguments: Any) -> Tensor | None:
     """A call of `ops.layer_forward`, of which nothing is recorded, with what it leaves to Python; None if the general
     operator has to do it. Raises UnseenError for the same reason."""
@@ -299,7 +310,6 @@ def convolve(
     convolution, of eager tensors (`is_eager`), batched or not; None if the general operator has to do it. follows:
     precision is known to be what PyTorch's switch says."""
     layer = state.layer_of(key)
-    mode = ops.PRECISIONS[precision]
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := "cuda" if x.is_cuda else "cpu"):
         x, weight, bias, residual = cast(device, x, weight, bias, residual)
     is_batched = x.dim() != 3
@@ -308,10 +318,7 @@ def convolve(
     if once.wanted is not False:
         once.see(x, weight, bias, residual, key, precision)
     trained = weight.requires_grad
-    if state.frozen and not trained:
-        mode |= ops.FROZEN
-    if follows or plain.is_of_class(x, precision):
-        mode |= ops.ADMITS_TORCH
+    mode = mode_of(state, x, weight, precision, follows)
     y: Tensor | None
     try:
         if not (torch.is_grad_enabled() and (trained or needs_gradient(x, bias, residual))):
@@ -353,10 +360,7 @@ def trained_call(
             tensors = cast("cuda" if x.is_cuda else "cpu", *tensors)
     if any(tensor is not None and ops.dtype_name(tensor.dtype) == "other" for tensor in tensors):
         return None
-    mode = ops.PRECISIONS[precision] | ops.TRAINED
-    if plain.is_of_class(x, precision):
-        mode |= ops.ADMITS_TORCH
-    layer = state.layer_of(key)
+    layer, mode = state.layer_of(key), mode_of(state, x, weight, precision) | ops.TRAINED
     names_own = state.resolved not in ("auto", "torch")
     if not names_own and ops.layer_left_to_torch(*tensors, layer, mode, x.requires_grad):
         layout = "nhwc" if ops.format_of(x, weight) == torch.channels_last else "nchw"
@@ -371,12 +375,7 @@ def convolve_around(
     """`convolve` without gradients, of batched tensors without autocast. `around`: the output that is written, scale
     and shift of an affine input, which has no residual, and the activation behind these (`ops.layer_forward_around`).
     None if the general operator has to do it, or a norm apart."""
-    layer = state.layer_of(key)
-    mode = ops.PRECISIONS[precision]
-    if state.frozen and not weight.requires_grad:
-        mode |= ops.FROZEN
-    if plain.is_of_class(x, precision):
-        mode |= ops.ADMITS_TORCH
+    layer, mode = state.layer_of(key), mode_of(state, x, weight, precision)
     arguments = x, weight, bias, residual, *around, layer, mode
     try:
         y = ops.layer_forward_around(*arguments)

@@ -17,11 +17,11 @@ from fastconv.eager import (
     autocast_type,
     infer,
     is_eager,
+    mode_of,
     needs_gradient,
     switches_of,
     trained_call,
 )
-from fastconv.ops import plain
 
 Epilogue = tuple[str, float, bool, bool]  # activation, slope, whether the residual is added behind it, max-pool
 BARE: Epilogue = ("none", 0.0, False, False)
@@ -209,12 +209,7 @@ class Layer(nn.Module):
         if found is None:
             return None
         state, (key, precision) = self._fastconv, found
-        layer = state.layer_of(key)
-        mode = ops.PRECISIONS[precision]
-        if state.frozen and not weight.requires_grad:
-            mode |= ops.FROZEN
-        if asked[7] is not None or plain.is_of_class(x, precision):
-            mode |= ops.ADMITS_TORCH
+        layer, mode = state.layer_of(key), mode_of(state, x, weight, precision, follows=asked[7] is not None)
         state.inferred = asked, layer, mode, key, precision, state.latest
         return state.inferred
 

@@ -192,7 +192,7 @@ def test_a_copy_knows_nothing() -> None:
     check(twin, x)
 
 
-def test_a_transposed_layer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transposed_layer_too() -> None:
     layer = fastconv.ConvTranspose2d(8, 4, 2, stride=2, algorithm="implicit_gemm").eval()
     x = torch.randn(2, 8, 5, 6)
 

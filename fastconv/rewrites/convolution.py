@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from fastconv import _C, ops, settings
 from fastconv.ops import plain
-from fastconv.ops.geometry import Geometry, pair
+from fastconv.ops.geometry import Geometry, Options, pair
 from fastconv.reports import by
 from fastconv.rewrites.editor import Obstacle, hint_of, read, value_of
 
@@ -66,6 +66,10 @@ class Call(NamedTuple):
     @property
     def geometry(self) -> Geometry:
         return Geometry(self.stride, self.padding, self.dilation, self.groups)
+
+    @property
+    def options(self) -> Options:
+        return Options(*self[8:])
 
 
 def call_of(node: Any) -> Call | None:

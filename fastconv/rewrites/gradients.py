@@ -9,7 +9,6 @@ import torch
 from torch import fx
 
 from fastconv import ops, selection
-from fastconv.ops.geometry import Options
 from fastconv.rewrites.convolution import Asked, Call, Obstacle, describe, is_in_class, obstacle_of, problem_of
 from fastconv.rewrites.editor import Editor, value_of
 from fastconv.rewrites.patterns import Match, Rewrite, new_call
@@ -66,10 +65,7 @@ def _as_gradients(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     made: dict[int, fx.Node] = {}
     users = {user.args[1] for user in node.users}
     if {0, 1} <= users and all(type(size) is int for size in call.geometry.sizes):
-        options = Options(
-            call.algorithm, call.precision, "none", 0.0, call.backend_flags, call.max_error, call.max_workspace
-        )
-        text = ops.compiled_settings(call.geometry.sizes, options)
+        text = ops.compiled_settings(call.geometry.sizes, call.options)
         both = edit.emit(ops.conv2d_gradients_op, grad, call.input, call.weight, text)
         made = {i: edit.emit(operator.getitem, both, i) for i in (0, 1)}
     for user in list(node.users):
