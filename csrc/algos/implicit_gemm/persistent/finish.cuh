@@ -61,8 +61,14 @@ enum class Finish {
 };
 template <Finish finish>
 constexpr std::integral_constant<Finish, finish> is{};
+// Whether a residual comes through the ring of stages behind the input's: to be added when a box of y is made
+// (Finish::residual), or where the sums lie (finish_in_place), which has registers for tiles of 256 pixels.
 template <typename S>
 constexpr bool has_residual_finish = S::split && !S::transforms && !S::affine;
+template <typename S>
+constexpr bool has_residual_in_place = S::scaled && !S::split && !S::transforms && !S::affine && !S::gated;
+template <typename S>
+constexpr bool has_residual_last = has_residual_finish<S> || has_residual_in_place<S>;
 constexpr bool is_gate(Finish finish) { return finish >= Finish::gelu && finish <= Finish::sigmoid; }
 template <typename S, Finish finish>
 constexpr bool has_finish = S::gated                     ? is_gate(finish) || finish == Finish::partial
@@ -153,55 +159,61 @@ __device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, 
 
 // Whatever the others do not know (any slope), with a residual or without, in place: the sums become values of y,
 // and what belongs to pixels and filters becomes neutral, so that Finish::plain can follow. Registers cannot be
-// indexed: a loop takes 16 sums (8), and turns all of them around. The residual comes a turn ahead. index_of(row): in
-// y, of a pixel its first filter; -1 if it is not there.
-template <typename S, int rows, typename IndexOf>
+// indexed: a loop takes 16 sums (8), and turns all of them around. The residual comes through the ring, where
+// has_residual_in_place (with_residual: as store_straight() has it), and then all pixels have their turn at once, since a
+// box holds all; else from memory, a turn ahead. index_of(row): in y, of a pixel its first filter; -1 if it is not there.
+template <typename S, int rows, typename IndexOf, typename WithResidual>
 __device__ __forceinline__ void finish_in_place(const Params<typename S::T>& params, int first_filter,
                                                 const IndexOf& index_of, FilterData<S>& filters,
-                                                float (&sums)[S::row_blocks][S::sums], float (&factor)[rows]) {
+                                                float (&sums)[S::row_blocks][S::sums], float (&factor)[rows],
+                                                const WithResidual& with_residual) {
   using T = typename S::T;
-  constexpr bool has_registers = S::row_blocks * S::sums < 128 || !S::scaled;
+  constexpr bool has_registers = S::row_blocks * S::sums < 128 || !S::scaled, by_ring = has_residual_in_place<S>;
   constexpr int vec = vec_of<T>, width = S::filter_tile % 32 == 0 && has_registers ? 32 : 16;  // filters of a turn
-  constexpr int vectors = width / (2 * vec), values = width / 2, total = S::row_blocks * S::sums;
+  constexpr int blocks = by_ring ? S::row_blocks : 1, lane_rows = 2 * blocks;  // of a turn
+  constexpr int vectors = lane_rows * width / (4 * vec), values = width / 2;   // of a turn; of a block of it
+  constexpr int box = by_ring ? box_filters<T> : S::filter_tile;
+  static_assert(S::filter_tile % box == 0 && box % width == 0);
   const Epilogue<T>& epilogue = params.epilogue;
   const int lane = static_cast<int>(threadIdx.x) % 32, of_lane = lane % 4 * vec;
 #pragma unroll 1
-  for (int m = 0; m < S::row_blocks; ++m) {
-    const T* of_row[2] = {};
-    uint4 next[vectors] = {};  // of the residual: vector v is row v % 2's
+  for (int m = 0; m < S::row_blocks; m += blocks) {
+    const T* of_row[lane_rows] = {};
+    uint4 next[by_ring ? 1 : vectors] = {};  // of the residual: vector v is row v % lane_rows's
     const auto load = [&](int column) {
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {  // of filters that are not in y any
-        const int filter = min(first_filter + column + v / 2 * 4 * vec + of_lane, params.k - vec);
-        next[v] = __ldg(reinterpret_cast<const uint4*>(of_row[v % 2] + filter));
+        const int filter = min(first_filter + column + v / lane_rows * 4 * vec + of_lane, params.k - vec);
+        next[by_ring ? 0 : v] = __ldg(reinterpret_cast<const uint4*>(of_row[v % lane_rows] + filter));
       }
     };
-    if (epilogue.residual != nullptr) {
+    if (!by_ring && epilogue.residual != nullptr) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < lane_rows; ++i) {
         const std::int64_t index = index_of(2 * m + i);
         of_row[i] = epilogue.residual + (index >= 0 ? index : 0);
       }
       load(0);
     }
-#pragma unroll 1
-    for (int first = 0; first < S::filter_tile; first += width) {
-      uint4 residual[vectors];
+    const auto take_turn = [&](int first, std::uint32_t stage) {
+      uint4 residual[by_ring ? 1 : vectors];
+      if constexpr (!by_ring) {
 #pragma unroll
-      for (int v = 0; v < vectors; ++v) residual[v] = next[v];
-      if (epilogue.residual != nullptr && first + width < S::filter_tile) load(first + width);
+        for (int v = 0; v < vectors; ++v) residual[v] = next[v];
+        if (epilogue.residual != nullptr && first + width < S::filter_tile) load(first + width);
+      }
       float value[vectors][vec];
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
-        const int column = first + v / 2 * 4 * vec + of_lane;
+        const int group = v / lane_rows, row = v % lane_rows, column = first + group * 4 * vec + of_lane;
         const auto bias = *reinterpret_cast<const Vector<T, vec>*>(filters.bias + column);
         float4 scales{};
         if constexpr (S::scaled) scales = *reinterpret_cast<const float4*>(filters.exponent + column);
         const float scale[4] = {scales.x, scales.y, scales.z, scales.w};
 #pragma unroll
         for (int e = 0; e < vec; ++e) {
-          float one = sums[0][4 * (v / 2 * vec / 2 + e / 2) + v % 2 * 2 + e % 2];
-          if constexpr (S::scaled && !S::transforms) one *= m == 0 ? factor[v % 2] : factor[rows - 2 + v % 2];
+          float one = sums[row / 2][4 * (group * vec / 2 + e / 2) + row % 2 * 2 + e % 2];
+          if constexpr (S::scaled && !S::transforms) one *= m == 0 ? factor[row] : factor[rows - 2 + row % 2];
           if constexpr (S::scaled) {
             value[v][e] = fmaf(one, scale[e % 4], to_float(bias.e[e]));
           } else {
@@ -220,7 +232,13 @@ __device__ __forceinline__ void finish_in_place(const Params<typename S::T>& par
         constexpr int per_word = 4 / sizeof(T);
 #pragma unroll
         for (int v = 0; v < vectors; ++v) {
-          const std::uint32_t words[4] = {residual[v].x, residual[v].y, residual[v].z, residual[v].w};
+          uint4 other;
+          if constexpr (by_ring) {
+            other = load_shared(place_in_box<S>(stage, lane, first + v / lane_rows * 4 * vec, v % lane_rows));
+          } else {
+            other = residual[v];
+          }
+          const std::uint32_t words[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
           for (int e = 0; e < vec; ++e) {
             value[v][e] += to_float(reinterpret_cast<const T*>(&words[e / per_word])[e % per_word]);
@@ -230,16 +248,35 @@ __device__ __forceinline__ void finish_in_place(const Params<typename S::T>& par
       epilogue.in_order(add_residual, [&] {
         if (!epilogue.activate.is_linear()) apply_activation(epilogue.activate, for_each_value);
       });
+      // The blocks of a turn each turn around by themselves.
+      constexpr int total = S::row_blocks * S::sums / blocks;
 #pragma unroll
-      for (int i = values; i < total; ++i) {
-        sums[(i - values) / S::sums][(i - values) % S::sums] = sums[i / S::sums][i % S::sums];
+      for (int block = 0; block < blocks; ++block) {
+#pragma unroll
+        for (int i = values; i < total; ++i) {
+          sums[block + (i - values) / S::sums][(i - values) % S::sums] = sums[block + i / S::sums][i % S::sums];
+        }
       }
 #pragma unroll
       for (int v = 0; v < vectors; ++v) {
+        const int group = v / lane_rows, row = v % lane_rows;
 #pragma unroll
         for (int e = 0; e < vec; ++e) {
-          sums[S::row_blocks - 1][S::sums - values + 4 * (v / 2 * vec / 2 + e / 2) + v % 2 * 2 + e % 2] = value[v][e];
+          sums[S::row_blocks - blocks + row / 2]
+              [S::sums - values + 4 * (group * vec / 2 + e / 2) + row % 2 * 2 + e % 2] = value[v][e];
         }
+      }
+    };
+#pragma unroll 1
+    for (int first = 0; first < S::filter_tile; first += box) {
+      const auto take_box = [&](std::uint32_t stage) {
+#pragma unroll 1
+        for (int column = 0; column < box; column += width) take_turn(first + column, stage);
+      };
+      if constexpr (by_ring) {
+        with_residual(take_box, epilogue.residual != nullptr);
+      } else {
+        take_box(0);
       }
     }
   }

@@ -54,7 +54,7 @@ class Loader {
         load_filters(source);
       }
     }
-    if constexpr (has_residual_finish<S>) {
+    if constexpr (has_residual_last<S>) {
       if (stores) load_residual(work_tile);
     }
   }

@@ -102,11 +102,13 @@ class Multiplier {
       }
     }
     int residual_stages = has_residual_finish<S> ? output.residual_stages : 0;
-    const auto with_residual = [&](const auto& use) {  // of the next filters: what use() does with their stage
-      hopper::wait(shared_address(&control_.input_full[slot_.slot]), slot_.parity, site_);
+    // Of the next filters: what use() does with their stage, if it comes.
+    const auto with_residual = [&](const auto& use, bool comes = true) {
+      if (comes) hopper::wait(shared_address(&control_.input_full[slot_.slot]), slot_.parity, site_);
       use(stage());
+      if (!comes) return;
       release_stage();
-      --residual_stages;
+      if constexpr (has_residual_finish<S>) --residual_stages;
     };
     store_tile<S>(params_, output_map_, output, filters, shared_, total, exponents_, S::transforms && !exact,
                   with_residual);

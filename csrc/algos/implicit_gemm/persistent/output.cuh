@@ -248,7 +248,7 @@ __device__ __forceinline__ void store_rows(const Params<typename S::T>& params, 
 // The lane's pixels, all filters of the tile, which all exist: straight from registers to NHWC, where a lane has 16
 // bytes of neighbouring filters and four lanes have 64 (column_of). Unrolled, since registers cannot be indexed, and so
 // with as few instructions as can be: each runs once a tile, and never from the nearest instruction cache.
-// with_residual(use): use() with the stage of the next box's residual.
+// with_residual(use, comes): use() with the stage of the next box's residual, if it comes.
 template <typename S, Finish finish, int rows, typename WithResidual>
 __device__ __forceinline__ void store_straight(const Params<typename S::T>& params, const WorkTile& work_tile,
                                                const FilterData<S>& filters,
@@ -416,16 +416,26 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
     for (int i = 0; i < rows; ++i)
       moderate = moderate && __all_sync(0xffffffffu, abs(exponents[i]) < moderate_exponent);
   }
-  const bool in_rows = S::transforms && !uniform;  // rare, and so by the way that is for all
+  // Rare, and so by the way that is for all.
+  const bool misses_residual =
+      has_residual_in_place<S> && params.epilogue.residual != nullptr && work_tile.residual_stages == 0;
+  const bool in_rows = (S::transforms && !uniform) || misses_residual;
   auto finish = static_cast<unsigned>(finish_of<S>(params));
-  const bool use_tma = S::stores_by_tma && params.stores_by_tma;
+  const bool use_tma = S::stores_by_tma && params.stores_by_tma && !misses_residual;
   if (use_tma) {
     if (threadIdx.x == 0) hopper::wait_for_reading<0>();
     moderate = !any_of_multipliers(!moderate);  // either all copy, or none
   }
   unsigned is_moderate = moderate, with_tma = use_tma;
   asm volatile("" : "+r"(is_moderate), "+r"(with_tma), "+r"(finish));  // so that no predicate is spilled
+  const auto skip_residual = [&] {  // it is not wanted, but has come
+    if constexpr (has_residual_in_place<S>) {
+#pragma unroll 1
+      for (int i = 0; i < work_tile.residual_stages; ++i) with_residual([](std::uint32_t) {});
+    }
+  };
   if (!params.vectors || is_moderate == 0) [[unlikely]] {
+    skip_residual();
     store_staged<S>(params, work_tile, filters, shared.output[threadIdx.x / 32], sums, exponents, is_moderate != 0);
     return;
   }
@@ -443,8 +453,11 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
   if constexpr (!S::gated) {
     if (finish == static_cast<unsigned>(Finish::general) && (whole || with_tma != 0)) {
       const auto index_of = [&](int row) { return output_index(params, work_tile, pixel_of_lane<S>(row)); };
-      finish_in_place<S>(params, work_tile.filter_tile * S::filter_tile, index_of, filters, sums, factor);
+      finish_in_place<S>(params, work_tile.filter_tile * S::filter_tile, index_of, filters, sums, factor,
+                         with_residual);
       finish = static_cast<unsigned>(Finish::plain);
+    } else {
+      skip_residual();
     }
   }
   const auto with_finish = [&](auto&& store, auto... finishes) {  // the one of them that it is

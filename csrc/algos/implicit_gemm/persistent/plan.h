@@ -394,17 +394,19 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
   if (converts && !is_gated(problem.activation)) consider_source(Source::converted);
 }
 
-// Where the activation follows it, and the kernel's end has registers for both.
+// Where the kernel's end has registers for it and for the activation, in their order. Class tf32 has them for any.
 inline int residual_stages(const ConvProblem& problem, const Plan& plan) {
   const Activation activation = problem.activation;
   const bool is_linear =
       activation == Activation::none || (activation == Activation::leaky_relu && problem.negative_slope == 1.0f);
   const bool is_quick = is_linear || activation == Activation::relu || activation == Activation::relu6;
-  const bool joins =
-      plan.source == Source::fp16 || (plan.source == Source::raw && plan.weights.mode == Mode::split && is_quick);
+  const bool follows = problem.residual != Residual::after || is_linear, on_the_way = plan.source == Source::raw;
+  const bool joins = plan.weights.mode == Mode::single  ? on_the_way || plan.source == Source::converted
+                     : plan.weights.mode == Mode::split ? on_the_way && follows && is_quick
+                                                        : plan.source == Source::fp16 && follows;
   const std::size_t box = static_cast<std::size_t>(plan.tile_n * plan.tile_p * plan.tile_q) * box_bytes;
-  if (!problem.has_residual() || (problem.residual == Residual::after && !is_linear) || !plan.stores_vectors ||
-      plan.partial_bytes(problem) > 0 || !joins || box > plan.stage_bytes()) {
+  if (!problem.has_residual() || !plan.stores_vectors || plan.partial_bytes(problem) > 0 || !joins ||
+      box > plan.stage_bytes()) {
     return 0;
   }
   return ceil_div(plan.filter_tile * plan.element_bytes, box_bytes);

@@ -12,25 +12,50 @@
 
 namespace fastconv::algos::implicit_gemm::wgrad {
 
-// In order, so the result never depends on which block was first.
+// Sums of the splits of each element of dW, by `slices` threads, each of so many splits in a row: few weights have many
+// splits, and one thread for each would wait for memory again and again. Always in the same order, whichever block of the
+// products was first.
+constexpr int reduce_threads = 256, max_reduce_slices = 8;
+
 template <typename T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(reduce_threads)
     reduce_split_k(const float* __restrict__ partial,  // [split][K][columns]
-                   T* __restrict__ dw, int splits, std::int64_t split_numel, int channels, int taps,
+                   T* __restrict__ dw, int splits, int slices, std::int64_t split_numel, int channels, int taps,
                    std::int64_t stride_k, std::int64_t stride_tap, std::int64_t stride_c, bool unrolled,
                    FastDivide by_pitch, FastDivide by_columns, FastDivide by_channels) {
-  for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < split_numel;
-       i += gridDim.x * std::int64_t{256}) {
+  __shared__ float sums[reduce_threads];
+  const int elements = reduce_threads / slices, element = static_cast<int>(threadIdx.x) % elements;
+  const int slice = static_cast<int>(threadIdx.x) / elements, per_slice = (splits + slices - 1) / slices;
+  const int begin = slice * per_slice, end = min(splits, begin + per_slice);
+  for (std::int64_t first = blockIdx.x * std::int64_t{elements}; first < split_numel;
+       first += gridDim.x * std::int64_t{elements}) {
+    const std::int64_t i = first + element;
     unsigned k = static_cast<unsigned>(i);
     unsigned column = by_columns.divmod(k);
     unsigned tap = column;
     unsigned c = unrolled ? by_channels.divmod(tap) : by_pitch.divmod(tap);  // the pitch behind R S C, or C, is nothing
-    if (tap >= static_cast<unsigned>(taps) || c >= static_cast<unsigned>(channels)) continue;
+    const bool exists =
+        i < split_numel && tap < static_cast<unsigned>(taps) && c < static_cast<unsigned>(channels);
     float sum = 0.0f;
+    if (exists) {
 #pragma unroll 8
-    for (int split_index = 0; split_index < splits; ++split_index) sum += partial[split_index * split_numel + i];
-    dw[k * stride_k + tap * stride_tap + c * stride_c] = from_float<T>(sum);
+      for (int split = begin; split < end; ++split) sum += partial[split * split_numel + i];
+    }
+    if (slices > 1) {
+      __syncthreads();  // the elements before have been read
+      sums[threadIdx.x] = sum;
+      __syncthreads();
+      for (int other = 1; other < slices; ++other) sum += sums[(slice + other) % slices * elements + element];
+    }
+    if (exists && slice == 0) dw[k * stride_k + tap * stride_tap + c * stride_c] = from_float<T>(sum);
   }
+}
+
+// As many as fill the GPU, of at least 8 splits each.
+inline int reduce_slices(std::int64_t split_numel, std::int64_t splits, int processors) {
+  int slices = 1;
+  while (slices < max_reduce_slices && splits >= 16 * slices && split_numel * slices < processors * 2048) slices *= 2;
+  return slices;
 }
 
 template <typename T, int limbs>
@@ -217,10 +242,11 @@ void run_class(const WeightGradientArgs& args, const Plan& plan, Runtime& runtim
   launch_products<Half<T>, products>(plan, x_map, grad_map, params, stream);
 
   const std::int64_t numel = plan.split_numel(problem), taps = problem.r * problem.s;
-  const auto blocks =
-      static_cast<unsigned>(std::min<std::int64_t>(ceil_div<std::int64_t>(numel, 256), processors * 16));
-  reduce_split_k<T><<<blocks, 256, 0, stream>>>(
-      partial, static_cast<T*>(args.dw), static_cast<int>(plan.splits()), numel, static_cast<int>(problem.c),
+  const int slices = reduce_slices(numel, plan.splits(), processors);
+  const auto blocks = static_cast<unsigned>(
+      std::min<std::int64_t>(ceil_div<std::int64_t>(numel, reduce_threads / slices), processors * 16));
+  reduce_split_k<T><<<blocks, reduce_threads, 0, stream>>>(
+      partial, static_cast<T*>(args.dw), static_cast<int>(plan.splits()), slices, numel, static_cast<int>(problem.c),
       static_cast<int>(taps), problem.c * taps, args.channels_last ? problem.c : 1, args.channels_last ? 1 : taps,
       plan.unrolled, plan.pitch_x, plan.taps() * plan.pitch_x, problem.c);
   check_launch("implicit_gemm: sum of the weight gradient's splits");

@@ -161,8 +161,12 @@ class TransformWorker {
         const StreamTile work_tile = describe_number(number);
         if (work_tile.kind < 0) break;
         if (work_tile.tiles > 0) {
-          if (loads_early && !is_input(work_tile))
-            scales = load_scales(params_, work_tile);  // on their way while the copy is
+          if (loads_early && !is_input(work_tile)) {  // on their way while the copy is
+            scales = load_scales(params_, work_tile);
+            if (!plain && params_.epilogue.residual != nullptr) {
+              LaneResidual<T, output>::load_first(params_, work_tile, values);
+            }
+          }
           if (!is_input(work_tile) || params_.use_tma) {
             hopper::wait_in_place<kernel_winograd_megakernel, role_stream>(full_, parity, params_.report);
             parity ^= 1;
@@ -198,7 +202,7 @@ class TransformWorker {
   }
 
  private:
-  static constexpr bool loads_early = output != StoreMode::elements;  // which has no registers for that
+  static constexpr bool loads_early = LaneResidual<T, output>::is_early;
 
   __device__ __forceinline__ int slot_of(unsigned number) const {
     return static_cast<int>((number >> params_.work_tiles_log2) % stream_task_slots);
