@@ -131,32 +131,23 @@ __device__ __forceinline__ void add_residual(const Fragment<T, shape>& mine, Sum
   }
 }
 
-// ---- float32: into registers, two filters each.
-
-// Issued here, not where it is used. Zeros where there is nothing.
-__device__ __forceinline__ void load_two(float& first, float& second, const float* source, bool exists) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\nmov.f32 %0, 0f00000000;\nmov.f32 %1, 0f00000000;\n"
-      "@p ld.global.nc.v2.f32 {%0, %1}, [%2];\n}"
-      : "=&f"(first), "=&f"(second)
-      : "l"(source), "r"(static_cast<unsigned>(exists)));
-}
+// ---- float32: a column at a time, in the same way, 4 filters each. Not into registers: the lines of what is on its way
+// would have to fit in the L1 cache, which shared memory has left little of.
 
 template <typename T, Shape shape>
-__device__ __forceinline__ void load_residual(const Params<T>& params, const Fragment<T, shape>& mine, int which,
-                                              float (&residual)[shape.products() / 2]) {
+__device__ __forceinline__ void start_residual(const Params<T>& params, const Fragment<T, shape>& mine,
+                                               std::uint32_t lines, int which) {
   const unsigned lane = reload_lane();
+  const ResidualPlace<T, shape> place(params, mine.work_tile, lane % 8, own_column(mine.group, which),
+                                      mine.first_filter() + lane / 8 * 4);
+  const std::uint32_t target = lines + lane % 8 * line_bytes + ((mine.warp % 2 * 4 + lane / 8) ^ lane % 8) * 16;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const ResidualPlace<T, shape> place(params, mine.work_tile, lane % 4 * 2 + i, own_column(mine.group, which),
-                                        mine.first_filter() + lane / 4 * 2);
-#pragma unroll
-    for (int j = 0; j < position_groups(shape); ++j) {
-      bool exists;
-      const T* source = place.find(j, exists);
-      load_two(residual[4 * j + i], residual[4 * j + 2 + i], source, exists);
-    }
+  for (int j = 0; j < position_groups(shape); ++j) {
+    bool exists;
+    const T* source = place.find(j, exists);
+    copy_async(target + j * 8 * line_bytes, source, exists);
   }
+  commit_copies();
 }
 
 }  // namespace fastconv::algos::winograd_fused::single

@@ -148,8 +148,31 @@ struct HalfLines {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int position = mine.lane % 4 * 2 + i;
-      place[i] = shared_address(shared.half_lines[mine.group][mine.warp / 2]) + position * line_bytes +
-                 ((mine.warp % 2 * 4 + mine.lane / 8) ^ position) * 16 + mine.lane / 4 % 2 * 8;
+      place[i] = first() + position * line_bytes + ((mine.warp % 2 * 4 + mine.lane / 8) ^ position) * 16 +
+                 mine.lane / 4 % 2 * 8;
+    }
+  }
+  __device__ __forceinline__ std::uint32_t first() const {
+    return shared_address(shared.half_lines[mine.group][mine.warp / 2]);
+  }
+  // A column's residual, to where its outputs will lie: the same warp's.
+  __device__ __forceinline__ void start_residual(int which) const {
+    single::start_residual(params, mine, first(), which);
+  }
+  __device__ __forceinline__ void add_residual(float (&values)[shape.products() / 2]) const {
+    wait_for_copies<0>();
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < position_groups(shape); ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float2 two;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(two.x), "=f"(two.y)
+                     : "r"(place[i] + j * 8 * line_bytes)
+                     : "memory");
+        values[4 * j + i] += two.x, values[4 * j + 2 + i] += two.y;
+      }
     }
   }
   __device__ __forceinline__ void store(int j, int i, float first, float second) const {
@@ -219,8 +242,8 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
   return bad;
 }
 
-// Any epilogue. The residual of a column is loaded while the column before is finished, U once that one's registers
-// are free.
+// Any epilogue. The residual of the first column comes while the sums become outputs, that of the second one once the
+// first is stored.
 template <typename T, Shape shape, typename Between>
 __device__ __forceinline__ float finish_any_floats(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
                                                    Shared<T, shape>& shared, const Fragment<T, shape>& mine,
@@ -229,24 +252,23 @@ __device__ __forceinline__ float finish_any_floats(const Params<T>& params, cons
 #pragma unroll
   for (int j = 0; j < groups; ++j) hopper::load_shared(&sum[1][4 * j], mine.received + j * group_bytes<T>);
   hopper::synchronise(group_barrier + mine.group, 128);  // all of it has been received
-  const float bad = transform_in_place(mine, sum, [](int) {});
-  const bool adds = params.epilogue.residual != nullptr;
-  if (adds) load_residual(params, mine, 0, sum[2]);
   const HalfLines<T, shape> lines(params, maps, shared, mine);
+  const bool adds = params.epilogue.residual != nullptr;
+  if (adds) lines.start_residual(0);
+  const float bad = transform_in_place(mine, sum, [](int) {});
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
     auto& values = sum[which];
-    params.epilogue.in_order([&] { for_outputs<shape>(values, [&](float& v, int i) { v += sum[2][i]; }); },
+    if (which == 1) {
+      lines.wait();
+      if (adds) lines.start_residual(1);
+    }
+    params.epilogue.in_order([&] { lines.add_residual(values); },
                              [&] {
                                activate_all(params.epilogue.activate, [&](const auto& function) {
                                  for_outputs<shape>(values, [&](float& v, int) { v = function(v); });
                                });
                              });
-    if (which == 0) {
-      if (adds) load_residual(params, mine, 1, sum[2]);
-    } else {
-      lines.wait();
-    }
 #pragma unroll
     for (int j = 0; j < groups; ++j) {
 #pragma unroll

@@ -109,28 +109,38 @@ __global__ void __launch_bounds__(segment_threads, pools ? 5 : 4)
       first[e] = unscale.first;
       second[e] = unscale.second;
     }
+    const int left_p = real ? chunk.p - position.tp * step : 0, left_q = chunk.q - position.tq * step;
+    const std::int64_t corner = chunk.out(position.n, k, position.tp * step, position.tq * step);
+    const auto index_of = [&](int i, int j) { return corner + i * chunk.out.h + j * chunk.out.w; };
+    // All of it beside M, so that memory's latency is waited for once.
+    constexpr bool adds = !plain && !pools;
+    Aligned<T, vec> residual[adds ? m : 1][m];
+    if (adds && epilogue.residual != nullptr) {
+#pragma unroll
+      for (int at = 0; at < (adds ? m * m : 0); ++at) {
+        const int i = at / m, j = at % m;
+        if (i < left_p && j < left_q) {
+          residual[i][j] = *reinterpret_cast<const Aligned<T, vec>*>(epilogue.residual + index_of(i, j));
+        }
+      }
+    }
     auto reader = ProductReader<read_once>::template make<rows>(chunk, products, tile, k);
     if (!real) reader = {reinterpret_cast<const float*>(filter_exponents), 0};
     Pack<vec> half[m][m + 2];
     transform_output_columns<m>([&](int point) { return reader.template load<vec>(point); }, half);
-    const int left_p = real ? chunk.p - position.tp * step : 0, left_q = chunk.q - position.tq * step;
-    const std::int64_t corner = chunk.out(position.n, k, position.tp * step, position.tq * step);
     // Asked once for all values: asked for each, most of the code is skipped, and has come from memory in vain.
     const auto write = [&](const auto& finish) {
       transform_output_rows<m>(half, [&](int i, const Pack<vec>(&row)[m]) {
 #pragma unroll
         for (int j = 0; j < m; ++j) {
-          const std::int64_t index = corner + i * chunk.out.h + j * chunk.out.w;
-          const bool exists = i < left_p && j < left_q;
-          Aligned<T, vec> result, other{};
-          const bool adds = !plain && exists && epilogue.residual != nullptr;
-          if (adds) other = *reinterpret_cast<const Aligned<T, vec>*>(epilogue.residual + index);
+          Aligned<T, vec> result;
 #pragma unroll
           for (int e = 0; e < vec; ++e) {
             const float value = row[j].e[e] * first[e] * second[e] + bias[e];
-            result.e[e] = from_float<T>(finish(value, adds ? to_float(other.e[e]) : -0.0f));
+            const bool has_other = adds && epilogue.residual != nullptr;
+            result.e[e] = from_float<T>(finish(value, has_other ? to_float(residual[adds ? i : 0][j].e[e]) : -0.0f));
           }
-          if (exists) *reinterpret_cast<Aligned<T, vec>*>(y + index) = result;
+          if (i < left_p && j < left_q) *reinterpret_cast<Aligned<T, vec>*>(y + index_of(i, j)) = result;
         }
       });
     };
