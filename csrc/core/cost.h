@@ -79,7 +79,7 @@ inline double packing_us(const ConvProblem& problem, double packed_bytes, const 
 inline double elementwise_us(double bytes, const DeviceInfo& device) { return 2.0 + memory_us(bytes, 1.0, device); }
 
 // Reading a residual in a kernel's epilogue, which waits for it: so many times what its bytes take of the memory, as
-// measured (docs/log/141-choices-of-the-other-passes.md).
+// measured (docs/log/142-residuals-ahead.md).
 inline double residual_us(const ConvProblem& problem, double passes, const DeviceInfo& device) {
   if (!problem.has_residual()) return 0.0;
   const double elements = static_cast<double>(problem.output_numel());

@@ -240,8 +240,8 @@ ConvPlan plan_portable(const ConvProblem& problem, const DeviceInfo& device) {
 double residual_passes(const ConvProblem& problem) {
   const bool product = problem.r * problem.s == 1;
   if (problem.dtype != DType::f32) return product ? 0.6 : 0.9;
-  if (problem.accuracy == AccuracyClass::tf32) return product ? 1.8 : 3.2;
-  return product ? 0.2 : 1.5;
+  if (problem.accuracy == AccuracyClass::tf32) return product ? 0.7 : 1.6;
+  return product ? 0.2 : 1.3;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {

@@ -87,8 +87,9 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   const double own =
       9.8 + 0.4 * config.m - (config.overlaps_output ? 1.1 : 0.0) + 0.39 * static_cast<double>(config.groups);
   const double launches = config.wgmma_gemm ? own : plain ? 9.0 + 1.4 * config.m : 11.0 + 1.2 * config.m;
-  // Beyond the bytes, which the output has: tiles of 4x4 wait for it row by row.
-  const double passes = config.m < 4 ? 0.4 : problem.dtype == DType::f32 ? 2.3 : 2.9;
+  // Beyond the bytes, which the output has: NCHW waits for it row by row.
+  const bool waits = nchw && config.m == 4, floats = problem.dtype == DType::f32;
+  const double passes = waits ? (floats ? 2.3 : 2.9) : floats ? 0.1 : 0.2;
   return launches + input + gemm + output + (plain ? 0.0 : residual_us(problem, passes, device));
 }
 

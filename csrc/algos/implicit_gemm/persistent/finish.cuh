@@ -160,8 +160,9 @@ __device__ __forceinline__ void finish_vec(const Params<typename S::T>& params, 
 // Whatever the others do not know (any slope), with a residual or without, in place: the sums become values of y,
 // and what belongs to pixels and filters becomes neutral, so that Finish::plain can follow. Registers cannot be
 // indexed: a loop takes 16 sums (8), and turns all of them around. The residual comes through the ring, where
-// has_residual_in_place (with_residual: as store_straight() has it), and then all pixels have their turn at once, since a
-// box holds all; else from memory, a turn ahead. index_of(row): in y, of a pixel its first filter; -1 if it is not there.
+// has_residual_in_place (with_residual: as store_straight() has it), and then all pixels have their turn at once, since
+// a box holds all; else from memory, a turn ahead. index_of(row): in y, of a pixel its first filter; -1 if it is not
+// there.
 template <typename S, int rows, typename IndexOf, typename WithResidual>
 __device__ __forceinline__ void finish_in_place(const Params<typename S::T>& params, int first_filter,
                                                 const IndexOf& index_of, FilterData<S>& filters,
@@ -170,8 +171,8 @@ __device__ __forceinline__ void finish_in_place(const Params<typename S::T>& par
   using T = typename S::T;
   constexpr bool has_registers = S::row_blocks * S::sums < 128 || !S::scaled, by_ring = has_residual_in_place<S>;
   constexpr int vec = vec_of<T>, width = S::filter_tile % 32 == 0 && has_registers ? 32 : 16;  // filters of a turn
-  constexpr int blocks = by_ring ? S::row_blocks : 1, lane_rows = 2 * blocks;  // of a turn
-  constexpr int vectors = lane_rows * width / (4 * vec), values = width / 2;   // of a turn; of a block of it
+  constexpr int blocks = by_ring ? S::row_blocks : 1, lane_rows = 2 * blocks;                  // of a turn
+  constexpr int vectors = lane_rows * width / (4 * vec), values = width / 2;  // of a turn; of a block of it
   constexpr int box = by_ring ? box_filters<T> : S::filter_tile;
   static_assert(S::filter_tile % box == 0 && box % width == 0);
   const Epilogue<T>& epilogue = params.epilogue;

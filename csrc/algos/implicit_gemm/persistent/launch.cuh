@@ -6,6 +6,7 @@
 #include "algos/implicit_gemm/persistent/kernel.cuh"
 #include "algos/implicit_gemm/persistent/pack.cuh"
 #include "algos/implicit_gemm/persistent/plan.h"
+#include "algos/implicit_gemm/persistent/reduce.cuh"
 #include "algos/implicit_gemm/shared/half.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"

@@ -1,5 +1,5 @@
 // The epilogue of the Hopper kernel: sums from registers, unscaled, to y; or to partial sums, which a second kernel
-// adds.
+// adds (reduce.cuh).
 #pragma once
 
 #include "algos/implicit_gemm/persistent/finish.cuh"
@@ -428,7 +428,7 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
   }
   unsigned is_moderate = moderate, with_tma = use_tma;
   asm volatile("" : "+r"(is_moderate), "+r"(with_tma), "+r"(finish));  // so that no predicate is spilled
-  const auto skip_residual = [&] {  // it is not wanted, but has come
+  const auto skip_residual = [&] {                                     // it is not wanted, but has come
     if constexpr (has_residual_in_place<S>) {
 #pragma unroll 1
       for (int i = 0; i < work_tile.residual_stages; ++i) with_residual([](std::uint32_t) {});
@@ -486,25 +486,6 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
           is<Finish::partial>, is<Finish::plain>, is<Finish::clamped>, is<Finish::leaky>, is<Finish::silu>,
           is<Finish::residual>, is<Finish::gelu>, is<Finish::gelu_tanh>, is<Finish::hardswish>, is<Finish::sigmoid>)) {
     store_rows<S>(params, work_tile, filters, sums, factor);
-  }
-}
-
-// y = the sum of the partial ones, in their order, through the epilogue. gap: NHWC, elements of y between two pixels.
-template <typename T, bool gated>
-__global__ void __launch_bounds__(256)
-    reduce_split_k(int split_k, std::int64_t numel, FastDivide by_inner, FastDivide by_k, std::int64_t gap,
-                   const float* __restrict__ partial, Epilogue<T> epilogue, T* __restrict__ y) {
-  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * 256;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x; i < numel; i += stride) {
-    float sum = 0.0f;
-    for (int split = 0; split < split_k; ++split) sum += partial[split * numel + i];
-    unsigned pixel = by_inner.quotient(static_cast<unsigned>(i));
-    const unsigned k = by_k.divmod(pixel);
-    if constexpr (gated) {
-      y[i + pixel * gap] = from_float<T>(fast_gated(epilogue.activate.gated, sum + epilogue.bias_of(k)));
-    } else {
-      y[i + pixel * gap] = epilogue(sum, i, k);
-    }
   }
 }
 

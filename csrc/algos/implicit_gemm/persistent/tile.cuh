@@ -111,7 +111,7 @@ struct Shape {
 template <typename T>
 constexpr int box_filters = box_bytes / static_cast<int>(sizeof(T));
 // Sums of half types start with the residual, and the epilogue knows nothing of it. Those of float32 have scales that
-// are not known then: class fp32 adds it at the end, box by box, TF32 where it lies (finish_in_place).
+// are not known then: class fp32 adds it at the end, box by box, TF32 where they lie (finish_in_place).
 template <typename T>
 constexpr bool residual_first = !std::is_same_v<T, float>;
 

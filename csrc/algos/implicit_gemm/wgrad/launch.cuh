@@ -13,8 +13,8 @@
 namespace fastconv::algos::implicit_gemm::wgrad {
 
 // Sums of the splits of each element of dW, by `slices` threads, each of so many splits in a row: few weights have many
-// splits, and one thread for each would wait for memory again and again. Always in the same order, whichever block of the
-// products was first.
+// splits, and one thread for each would wait for memory again and again. Always in the same order, whichever block of
+// the products was first.
 constexpr int reduce_threads = 256, max_reduce_slices = 8;
 
 template <typename T>
@@ -34,8 +34,7 @@ __global__ void __launch_bounds__(reduce_threads)
     unsigned column = by_columns.divmod(k);
     unsigned tap = column;
     unsigned c = unrolled ? by_channels.divmod(tap) : by_pitch.divmod(tap);  // the pitch behind R S C, or C, is nothing
-    const bool exists =
-        i < split_numel && tap < static_cast<unsigned>(taps) && c < static_cast<unsigned>(channels);
+    const bool exists = i < split_numel && tap < static_cast<unsigned>(taps) && c < static_cast<unsigned>(channels);
     float sum = 0.0f;
     if (exists) {
 #pragma unroll 8

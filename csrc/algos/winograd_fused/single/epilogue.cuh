@@ -131,8 +131,8 @@ __device__ __forceinline__ void add_residual(const Fragment<T, shape>& mine, Sum
   }
 }
 
-// ---- float32: a column at a time, in the same way, 4 filters each. Not into registers: the lines of what is on its way
-// would have to fit in the L1 cache, which shared memory has left little of.
+// ---- float32: a column at a time, in the same way, 4 filters each. Not into registers: the lines of what is on its
+// way would have to fit in the L1 cache, which shared memory has left little of.
 
 template <typename T, Shape shape>
 __device__ __forceinline__ void start_residual(const Params<T>& params, const Fragment<T, shape>& mine,

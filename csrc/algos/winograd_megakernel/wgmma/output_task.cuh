@@ -50,9 +50,9 @@ struct OutputPlace {
   __device__ __forceinline__ int width(int row) const { return row < rows ? columns : 0; }  // of a row
 };
 
-// The residual of a lane's outputs, asked for while its segment of M is on its way: the warps are few, and must not wait
-// for memory at every row. It waits in the registers of `values` that only inputs need, which hold three rows of float32
-// and all four of half types. elements: has no registers to spare, and reads each row where it is added.
+// The residual of a lane's outputs, asked for while its segment of M is on its way: the warps are few, and must not
+// wait for memory at every row. It waits in the registers of `values` that only inputs need, which hold three rows of
+// float32 and all four of half types. elements: has no registers to spare, and reads each row where it is added.
 template <typename T, StoreMode output>
 class LaneResidual {
  public:

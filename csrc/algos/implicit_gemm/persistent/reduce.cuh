@@ -1,0 +1,28 @@
+// The second kernel of reductions that were split through memory.
+#pragma once
+
+#include "algos/implicit_gemm/persistent/tile.cuh"
+#include "device/fast_gates.cuh"
+
+namespace fastconv::algos::implicit_gemm::persistent {
+
+// y = the sum of the partial ones, in their order, through the epilogue. gap: NHWC, elements of y between two pixels.
+template <typename T, bool gated>
+__global__ void __launch_bounds__(256)
+    reduce_split_k(int split_k, std::int64_t numel, FastDivide by_inner, FastDivide by_k, std::int64_t gap,
+                   const float* __restrict__ partial, Epilogue<T> epilogue, T* __restrict__ y) {
+  const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * 256;
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * 256 + threadIdx.x; i < numel; i += stride) {
+    float sum = 0.0f;
+    for (int split = 0; split < split_k; ++split) sum += partial[split * numel + i];
+    unsigned pixel = by_inner.quotient(static_cast<unsigned>(i));
+    const unsigned k = by_k.divmod(pixel);
+    if constexpr (gated) {
+      y[i + pixel * gap] = from_float<T>(fast_gated(epilogue.activate.gated, sum + epilogue.bias_of(k)));
+    } else {
+      y[i + pixel * gap] = epilogue(sum, i, k);
+    }
+  }
+}
+
+}  // namespace fastconv::algos::implicit_gemm::persistent
