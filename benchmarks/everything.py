@@ -248,6 +248,9 @@ def _visible(gpus: str) -> list[str]:
 
 def command(
     phases: Annotated[str, typer.Option(help=f"Some of {', '.join(PHASES)}; default all, in this order.")] = "all",
+    steps: Annotated[
+        str, typer.Option(help="Only those steps of the phases that have one of these words: resnet50,pointwise,bf16.")
+    ] = "",
     folder: Annotated[Path | None, typer.Option(help="Where the files go; default benchmarks/results/<gpu>.")] = None,
     budget: Annotated[float, typer.Option(metavar="SECONDS", help="Begin nothing after.")] = 3600.0,
     gpus: Annotated[
@@ -265,6 +268,10 @@ def command(
     from fastconv.cli.support import split
 
     names = list(PHASES) if phases == "all" else split(phases, "phases", list(PHASES))
+    words = [word.strip() for word in steps.split(",") if word.strip()]
+    chosen = [PHASES[name].only(words) for name in names]
+    if not any(phase.queues for phase in chosen):
+        raise fail(f"steps is {steps!r}; expected words of the commands of {', '.join(names)}")
     where = device_named(device)
     if where.type != "cuda":
         raise fail("no CUDA GPU on this machine: nothing was measured")
@@ -272,6 +279,6 @@ def command(
     lanes = _visible(gpus) if gpus else []
     where_to = folder or results.default_path(head).parent
     memory = torch.cuda.get_device_properties(where).total_memory
-    wrong = run([PHASES[name] for name in names], where_to, head, budget, say, lanes, plans or (), memory)
+    wrong = run(chosen, where_to, head, budget, say, lanes, plans or (), memory)
     if wrong:
         raise fail("; ".join(wrong))

@@ -31,6 +31,10 @@ class Step:
     def name(self) -> str:
         return " ".join(self.command)
 
+    def has(self, words: Sequence[str]) -> bool:
+        """Whether one of the words is in its command: a network, a layer set, a class, a pass."""
+        return not set(words).isdisjoint(word for text in self.command for word in text.split(","))
+
     def arguments(self, folder: Path, budget_s: float, plans: Sequence[Path] = (), memory: int = CARD) -> list[str]:
         """All of the command line, for a folder of result files. plans: others, whose plans layers are to try. memory:
         bytes of the GPU's, of which a step's processes are each to have as much as those of an 80 GB card."""
@@ -57,6 +61,11 @@ class Phase:
 
     queues: tuple[Queue, ...]
     quiet: bool = False
+
+    def only(self, words: Sequence[str]) -> Phase:
+        """The steps whose command has one of the words among its own, or in a list of them; all if there are none."""
+        chosen = [tuple(step for step in queue if not words or step.has(words)) for queue in self.queues]
+        return Phase(tuple(filter(None, chosen)), self.quiet)
 
 
 def _layers(layer_set: str, workers: int, direction: str = "forward", *options: str) -> Step:

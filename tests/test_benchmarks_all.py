@@ -14,6 +14,7 @@ import torch
 import typer
 from test_benchmarks import HEAD, layer_row
 from typer.core import TyperGroup
+from typer.testing import CliRunner
 
 from benchmarks import everything, papers
 from benchmarks.cli import app
@@ -79,6 +80,23 @@ def run(
     known = [phase if isinstance(phase, Phase) else Phase(phase) for phase in phases]
     wrong = everything.run(known, folder, HEAD, budget_s, said.append, gpus)
     return wrong, [line.split(":")[0] for line in said]
+
+
+def test_steps_are_chosen_by_words_of_their_commands() -> None:
+    networks = PHASES["networks"]
+    (queue,) = networks.only(["resnet50", "unet"]).queues
+    assert [its.command[2] for its in queue] == ["resnet50", "unet"]
+    (queue,) = networks.only(["bf16"]).queues
+    assert 0 < len(queue) < len(networks.queues[0])  # of those whose classes are fewer
+    assert networks.only([]) == networks
+    assert networks.only(["resnet"]).queues == ()
+    assert PHASES["alone"].only(["host"]) == Phase(((Step("host", ("host",)),),), quiet=True)
+
+
+def test_unknown_words_are_refused() -> None:
+    result = CliRunner().invoke(app, ["all", "--phases", "networks", "--steps", "resnet"])
+    assert result.exit_code != 0
+    assert "steps is 'resnet'" in result.output
 
 
 def test_every_step_is_a_command_with_these_options(tmp_path: Path) -> None:

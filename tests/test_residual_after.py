@@ -6,6 +6,7 @@
 import copy
 import itertools
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from harness import ALGORITHMS, CLASSES, DEVICES, LAYOUTS, OWN, Epilogue, activa
 from harness import conv2d as run
 from layers import relative_error
 from rewriting import check as check_rewritten
-from shapes import SMALL
+from shapes import SMALL, Shape
 from test_activations import ACTIVATIONS, SHAPES, SPECIAL, assert_same
 from torch import Tensor, nn
 from torch.library import opcheck
@@ -77,6 +78,30 @@ def test_special_values(algorithm, cls, device):
         arriving = (bias.float() + 0.0)[None, :, None, None]
         expected = (activated(arriving, activation, slope) + residual.float()).to(dtype)
         assert_same(y, expected, activation, f"{shape} {activation} {slope} {format}", arriving)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cls", ["fp32", "tf32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("largest", [2.0**-90, 2.0**40], ids=["small", "one large pixel"])
+def test_it_comes_where_scales_are_rare(largest, layout, cls, device):
+    """Ends of a tile that are for all scales, and tiles that are computed again because one did not fit them: what has
+    been fetched of the residual beforehand is not lost, nor taken for that of the next tile."""
+    shapes = [
+        Shape(2, 64, 28, 28, 256, 1, 1),
+        Shape(2, 64, 27, 27, 120, 1, 1),
+        Shape(2, 64, 28, 28, 128, 3, 3, padding=(1, 1)),
+    ][:: 3 if device == "cpu" else 1]
+    for shape, epilogue in itertools.product(shapes, [Epilogue(bias=True, residual=True), AFTER[0], AFTER[2]]):
+        case = make_case(shape, cls, layout, device, epilogue, scale=min(largest, 1.0))
+        if largest > 1.0:
+            case.input[1, :, 13, 7] *= largest
+        else:
+            for values in (case.bias, case.residual):
+                if values is not None:
+                    values.mul_(largest)
+        bare = run(replace(case, residual=torch.zeros_like(case.residual)), "implicit_gemm", cls)
+        assert torch.equal(run(case, "implicit_gemm", cls), bare + case.residual), f"{shape} {epilogue}"
 
 
 # --- The planner
