@@ -250,7 +250,7 @@ def command(
     phases: Annotated[str, typer.Option(help=f"Some of {', '.join(PHASES)}; default all, in this order.")] = "all",
     steps: Annotated[
         str, typer.Option(help="Only those steps of the phases that have one of these words: resnet50,pointwise,bf16.")
-    ] = "",
+    ] = "all",
     folder: Annotated[Path | None, typer.Option(help="Where the files go; default benchmarks/results/<gpu>.")] = None,
     budget: Annotated[float, typer.Option(metavar="SECONDS", help="Begin nothing after.")] = 3600.0,
     gpus: Annotated[
@@ -268,10 +268,9 @@ def command(
     from fastconv.cli.support import split
 
     names = list(PHASES) if phases == "all" else split(phases, "phases", list(PHASES))
-    words = [word.strip() for word in steps.split(",") if word.strip()]
-    chosen = [PHASES[name].only(words) for name in names]
-    if not any(phase.queues for phase in chosen):
-        raise fail(f"steps is {steps!r}; expected words of the commands of {', '.join(names)}")
+    known = {word for name in names for queue in PHASES[name].queues for step in queue for word in step.words}
+    words = split(steps, "steps", sorted(known))
+    chosen = [phase for phase in (PHASES[name].only(words) for name in names) if phase.queues]
     where = device_named(device)
     if where.type != "cuda":
         raise fail("no CUDA GPU on this machine: nothing was measured")

@@ -31,9 +31,10 @@ class Step:
     def name(self) -> str:
         return " ".join(self.command)
 
-    def has(self, words: Sequence[str]) -> bool:
-        """Whether one of the words is in its command: a network, a layer set, a class, a pass."""
-        return not set(words).isdisjoint(word for text in self.command for word in text.split(","))
+    @property
+    def words(self) -> set[str]:
+        """Of its command, those in lists, too: a network, a layer set, a class, a pass."""
+        return {word for text in self.command for word in text.split(",")}
 
     def arguments(self, folder: Path, budget_s: float, plans: Sequence[Path] = (), memory: int = CARD) -> list[str]:
         """All of the command line, for a folder of result files. plans: others, whose plans layers are to try. memory:
@@ -64,7 +65,7 @@ class Phase:
 
     def only(self, words: Sequence[str]) -> Phase:
         """The steps whose command has one of the words among its own, or in a list of them; all if there are none."""
-        chosen = [tuple(step for step in queue if not words or step.has(words)) for queue in self.queues]
+        chosen = [tuple(step for step in queue if not words or step.words & set(words)) for queue in self.queues]
         return Phase(tuple(filter(None, chosen)), self.quiet)
 
 

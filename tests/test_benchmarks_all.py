@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,10 +94,26 @@ def test_steps_are_chosen_by_words_of_their_commands() -> None:
     assert PHASES["alone"].only(["host"]) == Phase(((Step("host", ("host",)),),), quiet=True)
 
 
-def test_unknown_words_are_refused() -> None:
-    result = CliRunner().invoke(app, ["all", "--phases", "networks", "--steps", "resnet"])
+@pytest.mark.parametrize("steps", ["resnet", "resnet50,resnet"])
+def test_unknown_words_are_refused(steps: str) -> None:
+    result = CliRunner().invoke(app, ["all", "--phases", "networks", "--steps", steps])
     assert result.exit_code != 0
-    assert "steps is 'resnet'" in result.output
+    assert "steps is 'resnet'" in result.output + str(result.exception)
+
+
+def test_phases_without_such_steps_are_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begun: list[Phase] = []
+    monkeypatch.setattr(everything, "run", lambda phases, *_: begun.extend(phases) or [])
+    monkeypatch.setattr(everything, "device_named", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=10**9))
+    monkeypatch.setattr("fastconv.environment.describe", lambda suite, device: HEAD)
+    arguments = ["all", "--phases", "layers,networks,alone", "--folder", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, "--steps", "resnet50"])
+    assert result.exit_code == 0, result.output
+    assert begun == [PHASES[name].only(["resnet50"]) for name in ("networks", "alone")]
+    begun.clear()
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert begun == [PHASES[name] for name in ("layers", "networks", "alone")]
 
 
 def test_every_step_is_a_command_with_these_options(tmp_path: Path) -> None:

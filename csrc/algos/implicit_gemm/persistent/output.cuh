@@ -428,7 +428,8 @@ __device__ __forceinline__ void store_tile(const Params<typename S::T>& params, 
   }
   unsigned is_moderate = moderate, with_tma = use_tma;
   asm volatile("" : "+r"(is_moderate), "+r"(with_tma), "+r"(finish));  // so that no predicate is spilled
-  const auto skip_residual = [&] {                                     // it is not wanted, but has come
+  // It is not wanted, but has come.
+  const auto skip_residual = [&] {
     if constexpr (has_residual_in_place<S>) {
 #pragma unroll 1
       for (int i = 0; i < work_tile.residual_stages; ++i) with_residual([](std::uint32_t) {});
