@@ -58,20 +58,8 @@ struct WeightGradientArgs {
   const KernelPlan* kernel_plan;
 };
 
-// Strided batched D[b] = A[b] * B[b]^T, all row-major: A is m x k, B is n x k, D is m x n, FP32
-// accumulation.
-struct GemmArgs {
-  std::int64_t batch = 1, m = 0, n = 0, k = 0;
-  const void* a = nullptr;
-  std::int64_t lda = 0, stride_a = 0;  // in elements
-  const void* b = nullptr;
-  std::int64_t ldb = 0, stride_b = 0;
-  bool b_is_kn = false;  // B[b] is k x n instead (no transposition)
-  void* d = nullptr;
-  std::int64_t ldd = 0, stride_d = 0;
-  DType in = DType::f32, out = DType::f32;
-};
-
+struct GemmArgs;    // core/gemm.h
+struct GemmEnd;     // likewise
 struct WaitReport;  // hopper/wait_report.h
 
 // A reference to a function of a range, for the length of a call.
@@ -97,8 +85,11 @@ class Runtime {
   virtual void* stream() const = 0;                            // cudaStream_t; null on the CPU
   virtual bool is_capturing() const { return false; }          // whether stream() records a CUDA graph
   virtual WaitReport* wait_report() const { return nullptr; }  // where kernels note a wait that has expired
-  // The library's GEMM, in FP32 arithmetic for f32 (never TF32), on stream(). On the CPU: f32 only.
+  // The library's GEMM on stream(). On the CPU: f32 only.
   virtual void gemm(const GemmArgs& args) = 0;
+  // The same with what follows it in the same kernel, on CUDA alone. False: all but the ReLU, because no kernel of the
+  // library is known to keep NaN through its own.
+  virtual bool gemm_with_end(const GemmArgs& args, const GemmEnd& end) = 0;
   // body(begin, end) over disjoint ranges on torch's thread pool; serial when called from inside itself.
   virtual void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, RangeFunction body) const = 0;
 };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/gemm.h"
 #include "ops/stable.h"
 
 namespace fastconv::ops {
@@ -32,6 +33,9 @@ class CpuRuntime final : public Runtime {
                          : borrow(args.b, {args.batch, args.k, args.n}, {args.stride_b, 1, args.ldb}, cpu, dtype);
     const Tensor d = borrow(args.d, {args.batch, args.m, args.n}, {args.stride_d, args.ldd, 1}, cpu, dtype);
     call_dispatcher("aten::bmm", "out", a, b, d);
+  }
+  bool gemm_with_end(const GemmArgs&, const GemmEnd&) override {
+    throw DeviceError("gemm_with_end on a CPU");  // whose passes over what is in its caches cost little
   }
 
  private:

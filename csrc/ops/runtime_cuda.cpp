@@ -1,7 +1,6 @@
-// The CUDA runtime: torch's current stream, torch's cuBLAS. Both are reached so that the library still loads where
-// they are missing (a CPU-only torch): weak symbols for torch's, dlopen of what is already loaded for cuBLAS.
+// The CUDA runtime: torch's current stream, and its cuBLAS (cublas_cuda.cpp). The stream is reached by a weak symbol,
+// so that the library still loads where it is missing (a CPU-only torch).
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -11,75 +10,18 @@
 #include "core/error.h"
 #include "core/text.h"
 #include "hopper/wait_report.h"
+#include "ops/cublas_cuda.h"
 #include "ops/runtime.h"
 #include "ops/stable.h"
 
 extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 #pragma weak aoti_torch_get_current_cuda_stream
-#pragma weak torch_get_current_cuda_blas_handle
 
 namespace fastconv::ops {
 namespace {
 
 void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw DeviceError(std::string(what) + ": " + cudaGetErrorString(status));
-}
-
-// The part of cuBLAS's ABI that is used (cublas_api.h), declared here because its headers need not be installed.
-struct Cublas {
-  using GemmStridedBatchedEx = int (*)(void* handle, int op_a, int op_b, std::int64_t m, std::int64_t n, std::int64_t k,
-                                       const void* alpha, const void* a, int a_type, std::int64_t lda,
-                                       long long stride_a, const void* b, int b_type, std::int64_t ldb,
-                                       long long stride_b, const void* beta, void* c, int c_type, std::int64_t ldc,
-                                       long long stride_c, std::int64_t batch, int compute_type, int algorithm);
-  using GetMathMode = int (*)(void* handle, int* mode);
-  using SetMathMode = int (*)(void* handle, int mode);
-  static constexpr int no_transpose = 0, transpose = 1;
-  // CUBLAS_DEFAULT_MATH (no TF32) | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: split sums stay in FP32, so that
-  // FP16 and BF16 results are rounded once.
-  static constexpr int default_math = 0 | 16;
-  static constexpr int compute_32f = 68, default_algorithm = -1;
-
-  GemmStridedBatchedEx gemm_strided_batched = nullptr;
-  GetMathMode get_math_mode = nullptr;
-  SetMathMode set_math_mode = nullptr;
-
-  static const Cublas& get() {
-    static const Cublas cublas = load();
-    return cublas;
-  }
-
- private:
-  static Cublas load() {
-    void* library = nullptr;
-    for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so.14"}) {
-      library = dlopen(name, RTLD_NOW | RTLD_NOLOAD);  // the one that torch has loaded, never another
-      if (library != nullptr) break;
-    }
-    if (library == nullptr) throw DeviceError("cuBLAS is not loaded: torch was built without it");
-    Cublas cublas;
-    cublas.gemm_strided_batched =
-        reinterpret_cast<GemmStridedBatchedEx>(dlsym(library, "cublasGemmStridedBatchedEx_64"));
-    cublas.get_math_mode = reinterpret_cast<GetMathMode>(dlsym(library, "cublasGetMathMode"));
-    cublas.set_math_mode = reinterpret_cast<SetMathMode>(dlsym(library, "cublasSetMathMode"));
-    if (cublas.gemm_strided_batched == nullptr || cublas.get_math_mode == nullptr || cublas.set_math_mode == nullptr) {
-      throw DeviceError(
-          "cuBLAS lacks cublasGemmStridedBatchedEx_64 or cublas{Get,Set}MathMode: 12.0 or later expected");
-    }
-    return cublas;
-  }
-};
-
-int cublas_type(DType dtype) {
-  switch (dtype) {
-    case DType::f16: return 2;    // CUDA_R_16F
-    case DType::bf16: return 14;  // CUDA_R_16BF
-    default: return 0;            // CUDA_R_32F
-  }
-}
-
-void check_cublas(int status, const char* what) {
-  if (status != 0) throw DeviceError(text_of(what, ": cuBLAS status ", status));
 }
 
 // Pinned, so that it outlives the kernel and its context. One per process: only the first expired wait matters.
@@ -131,23 +73,9 @@ class CudaRuntime final : public Runtime {
     throw DeviceError("parallel_for on a CUDA device");  // host loops belong to the CPU functions
   }
 
-  // Row-major D = A B^T is column-major D^T = B A^T: the operands change places.
-  void gemm(const GemmArgs& args) override {
-    const Cublas& cublas = Cublas::get();
-    void* handle = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(torch_get_current_cuda_blas_handle(&handle));
-    const float alpha = 1.0f, beta = 0.0f;
-    // torch sets the handle's math mode from allow_tf32; class `ieee` must not depend on that switch.
-    int math_mode = Cublas::default_math;
-    check_cublas(cublas.get_math_mode(handle, &math_mode), "cublasGetMathMode");
-    check_cublas(cublas.set_math_mode(handle, Cublas::default_math), "cublasSetMathMode");
-    const int status = cublas.gemm_strided_batched(
-        handle, args.b_is_kn ? Cublas::no_transpose : Cublas::transpose, Cublas::no_transpose, args.n, args.m, args.k,
-        &alpha, args.b, cublas_type(args.in), args.ldb, args.stride_b, args.a, cublas_type(args.in), args.lda,
-        args.stride_a, &beta, args.d, cublas_type(args.out), args.ldd, args.stride_d, args.batch, Cublas::compute_32f,
-        Cublas::default_algorithm);
-    check_cublas(cublas.set_math_mode(handle, math_mode), "cublasSetMathMode");
-    check_cublas(status, "cublasGemmStridedBatchedEx");
+  void gemm(const GemmArgs& args) override { cublas_gemm(args); }
+  bool gemm_with_end(const GemmArgs& args, const GemmEnd& end) override {
+    return cublas_gemm_with_end(args, end, device_.index, static_cast<cudaStream_t>(stream_));
   }
 
  private:

@@ -52,6 +52,11 @@ double cpu_cost_us(const ConvProblem& problem, const Cut& chunk, std::int64_t la
 LibraryTimes cublas_times(const ConvProblem& problem) {
   const bool nhwc = problem.layout == Layout::nhwc;
   const std::int64_t pixels = problem.p() * problem.q(), rows = problem.n * pixels;
+  if (problem.accuracy == AccuracyClass::tf32) {
+    const bool aligned = problem.c_per_group() * problem.r * problem.s % 4 == 0 && (nhwc ? problem.k : pixels) % 4 == 0;
+    if (nhwc) return aligned ? own::tf32 : fitted::torch::unaligned_1x1_nhwc;
+    return aligned ? fitted::torch::tf32_1x1_nchw : fitted::torch::unaligned_1x1_nchw;
+  }
   if (problem.dtype == DType::f32) {
     // One is a matrix-vector kernel's; for 2 to 32 it may find no good FP32 kernel, where ours with such channels are.
     if (rows == 1) return own::one_row;
@@ -64,12 +69,18 @@ LibraryTimes cublas_times(const ConvProblem& problem) {
   return row % 4 == 0 ? own::half_pieces_images : own::unaligned_images;
 }
 
-// Of its time what it multiplies: us of whole tiles at the device's sustained rate.
+bool on_tensor_cores(const ConvProblem& problem) {
+  return problem.dtype != DType::f32 || problem.accuracy == AccuracyClass::tf32;
+}
+
+// Of its time what it multiplies: us of whole tiles at the device's sustained rate. In TF32 they are as wide as 256
+// filters (192: 1.2 to 1.47 times cuDNN's times, 64, 128 and 256: 0.9 to 1.0).
 double tiles_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double filters = static_cast<double>(problem.k_per_group());
+  const double width = problem.accuracy == AccuracyClass::tf32 && filters > 128.0 ? 256.0 : 64.0;
   const double flops =
-      image_tiles_factor(problem) * problem.direct_flops() * std::ceil(filters / 64.0) * 64.0 / filters;
-  return problem.dtype == DType::f32 ? fp32_us(flops, 1.0, device) : tensor_us(flops, 1.0, device);
+      image_tiles_factor(problem) * problem.direct_flops() * std::ceil(filters / width) * width / filters;
+  return on_tensor_cores(problem) ? tensor_us(flops, 1.0, device) : fp32_us(flops, 1.0, device);
 }
 
 // The product alone, fitted to an H200's times like PyTorch's own convolution (algos/torch), which is the same in half
@@ -82,10 +93,20 @@ double product_us(const ConvProblem& problem, double input_bytes, const DeviceIn
   // Half types in NHWC: what PyTorch's convolution computes as well, by libraries of the same kernels. Where `auto`
   // prefers PyTorch's among equals (plan/registry.h), this one is no other.
   const bool same = problem.dtype != DType::f32 && problem.layout == Layout::nhwc;
-  return (same ? own::same_as_torch : 1.0) *
-             cublas_times(problem).us(static_cast<double>(problem.c), tiles_us(problem, device), input_bytes,
-                                      size * static_cast<double>(problem.output_numel()), device) +
+  const double output_bytes = size * static_cast<double>(problem.output_numel());
+  return (same ? own::same_as_torch : 1.0) * cublas_times(problem).us(static_cast<double>(problem.c),
+                                                                      tiles_us(problem, device), input_bytes,
+                                                                      output_bytes, device) +
          memory_us(weights, 1.0, device);
+}
+
+// With the epilogue in its kernel, which in half types is another than that of the plain product, and slow where there
+// is little to multiply. A residual is read.
+double ended_product_us(const ConvProblem& problem, double product_us, const DeviceInfo& device) {
+  const bool half = problem.dtype != DType::f32, short_sums = half && problem.c <= 64;
+  const double passes = (problem.has_residual() ? 1.0 : 0.0) + (short_sums ? own::ended_short : 0.0);
+  const double bytes = static_cast<double>(size_of(problem.dtype)) * static_cast<double>(problem.output_numel());
+  return (half ? own::ended : 1.0) * product_us + memory_us(passes * bytes, 1.0, device);
 }
 
 // An FP32 product of what is unrolled: a block walks the whole reduction, what small problems wait for; or it is cut
@@ -104,6 +125,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   plan.config = !chunk.unrolls                                   ? "in place"
                 : chunk.samples > 1 || chunk.rows == problem.p() ? text_of("unroll ", chunk.samples, " samples")
                                                                  : text_of("unroll ", chunk.rows, " rows");
+  if (chunk.ends) plan.config += ", epilogue in the product";
   plan.workspace_bytes = chunk.workspace_bytes();
 
   // Launches: per chunk, an unrolling, an epilogue, and a GEMM for every group or every sample, whichever are fewer.
@@ -115,14 +137,15 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     return plan;
   }
 
-  const bool tensor_cores = problem.dtype != DType::f32;
+  const bool tensor_cores = on_tensor_cores(problem);
   const double depth = static_cast<double>(problem.c * problem.r * problem.s);  // of all groups
   const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   if (!chunk.unrolls && !chunk.finishes && problem.groups == 1) {
-    plan.cost_us = product_us(problem,
-                              static_cast<double>(size_of(problem.dtype)) *
-                                  static_cast<double>(problem.n * problem.c * problem.h * problem.w),
-                              device);
+    const double plain_us = product_us(problem,
+                                       static_cast<double>(size_of(problem.dtype)) *
+                                           static_cast<double>(problem.n * problem.c * problem.h * problem.w),
+                                       device);
+    plan.cost_us = chunk.ends ? ended_product_us(problem, plain_us, device) : plain_us;
     return plan;
   }
 
@@ -155,6 +178,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 // MKL sums in blocks, cuBLAS may not.
 double roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
   const double terms = reduction_length(problem);
+  if (device.type == DeviceType::cuda && problem.accuracy == AccuracyClass::tf32) return tf32_products;
   return device.type == DeviceType::cpu ? blocked_sum(terms, 384.0) : serial_sum(terms);
 }
 

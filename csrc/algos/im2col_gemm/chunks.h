@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "algos/im2col_gemm/plan.h"
+#include "core/gemm.h"
 #include "core/kernels.h"
 
 namespace fastconv::algos::im2col_gemm {
@@ -36,21 +37,25 @@ inline const void* advance(const void* base, std::int64_t elements, DType dtype)
 //   weight   [K, C/G*R*S], also seen as [G, K/G, C/G*R*S]
 //   columns  NHWC: [samples*rows*Q, C*R*S], in which group g is a range of columns
 //            NCHW: [samples, C*R*S, rows*Q], in which group g is a range of rows; line pitch column_pitch
-inline void multiply(const ConvProblem& problem, const Chunk& chunk, DType in, const void* weight, const void* columns,
-                     std::int64_t column_pitch, void* product, std::int64_t ldd, DType out, Runtime& runtime) {
+// end: of one group in NHWC, or null. Returns whether nothing is left of it.
+inline bool multiply(const ConvProblem& problem, const Chunk& chunk, DType in, const void* weight, const void* columns,
+                     std::int64_t column_pitch, void* product, std::int64_t ldd, DType out, const GemmEnd* end,
+                     Runtime& runtime) {
   const std::int64_t depth = problem.c_per_group() * problem.r * problem.s, groups = problem.groups;
   const std::int64_t pixels = chunk.rows * problem.q(), k = problem.k_per_group();
   GemmArgs gemm;
   gemm.k = depth;
   gemm.in = in, gemm.out = out;
   gemm.ldd = ldd;
+  gemm.tf32 = problem.accuracy == AccuracyClass::tf32;
   if (problem.layout == Layout::nhwc) {
     gemm.batch = groups, gemm.m = chunk.samples * pixels, gemm.n = k;
     gemm.a = columns, gemm.lda = groups * depth, gemm.stride_a = depth;
     gemm.b = weight, gemm.ldb = depth, gemm.stride_b = k * depth;
     gemm.d = product, gemm.stride_d = k;
+    if (end != nullptr) return runtime.gemm_with_end(gemm, *end);
     runtime.gemm(gemm);
-    return;
+    return true;
   }
   // The weight repeats with the samples and the columns do not, so one stride cannot walk over both: batch the longer.
   const bool batch_samples = chunk.samples >= groups;
@@ -66,13 +71,16 @@ inline void multiply(const ConvProblem& problem, const Chunk& chunk, DType in, c
     gemm.d = const_cast<void*>(advance(product, i * (batch_samples ? 1 : groups) * k * ldd, out));
     runtime.gemm(gemm);
   }
+  return true;
 }
 
 // unroll(chunk, columns) writes a chunk's columns as described above (line pitch rows*Q);
 // finish(view, product) applies the epilogue to y; product is the staged FP32 matrix (dense), or null if y holds it;
+// clamp(view) applies ReLU to y alone;
 // convert(target) writes the weight in the GEMM's type.
-template <typename Unroll, typename Finish, typename Convert>
-void run_chunks(const ConvArgs& args, Runtime& runtime, Unroll&& unroll, Finish&& finish, Convert&& convert) {
+template <typename Unroll, typename Finish, typename Clamp, typename Convert>
+void run_chunks(const ConvArgs& args, Runtime& runtime, Unroll&& unroll, Finish&& finish, Clamp&& clamp,
+                Convert&& convert) {
   const ConvProblem& problem = args.problem;
   const Cut& plan = plan_as<Cut>(args.kernel_plan);
   auto* columns = static_cast<char*>(args.workspace);
@@ -80,6 +88,8 @@ void run_chunks(const ConvArgs& args, Runtime& runtime, Unroll&& unroll, Finish&
   auto* converted = reinterpret_cast<float*>(columns + plan.columns_bytes + plan.product_bytes);
   if (plan.converts_weight) convert(converted);
   const void* weight = plan.converts_weight ? converted : args.weight;
+  GemmEnd end{.bias = args.bias, .relu = problem.activation == Activation::relu};
+  end.workspace = reinterpret_cast<char*>(converted) + plan.weight_bytes, end.workspace_bytes = plan.library_bytes;
 
   for (std::int64_t n0 = 0; n0 < problem.n; n0 += plan.samples) {
     for (std::int64_t p0 = 0; p0 < problem.p(); p0 += plan.rows) {
@@ -96,10 +106,13 @@ void run_chunks(const ConvArgs& args, Runtime& runtime, Unroll&& unroll, Finish&
       }
       if (plan.staged) {
         multiply(problem, chunk, plan.gemm_type, weight, source, column_pitch, product, view.length, DType::f32,
-                 runtime);
+                 nullptr, runtime);
       } else {
         void* y = const_cast<void*>(advance(args.y, view.offset, problem.dtype));
-        multiply(problem, chunk, plan.gemm_type, weight, source, column_pitch, y, view.pitch, problem.dtype, runtime);
+        if (args.residual != nullptr) end.residual = advance(args.residual, view.offset, problem.dtype);
+        const bool done = multiply(problem, chunk, plan.gemm_type, weight, source, column_pitch, y, view.pitch,
+                                   problem.dtype, plan.ends ? &end : nullptr, runtime);
+        if (!done) clamp(view);
       }
       if (plan.finishes) finish(view, plan.staged ? product : nullptr);
     }

@@ -104,6 +104,7 @@ void convolve(const ConvArgs& args, Runtime& runtime) {
         unroll(problem, chunk, x, static_cast<float*>(columns), runtime);
       },
       [&](const OutputView& view, const float* product) { finish_chunk(problem, view, product, y, epilogue, runtime); },
+      [](const OutputView&) {},  // whose products end in nothing
       [&](float* converted) {
         const std::int64_t size = problem.k * problem.c_per_group() * problem.r * problem.s;
         runtime.parallel_for(0, size, grain_elements, [&](std::int64_t begin, std::int64_t end) {

@@ -29,17 +29,22 @@ template <typename T>
 void convolve(const ConvArgs& args, Runtime& runtime) {
   const ConvProblem& problem = args.problem;
   const auto stream = stream_of(runtime);
+  const auto finish = [&](const OutputView& view, const float* product, const Epilogue<T>& epilogue) {
+    const std::int64_t total = view.lines * view.length;
+    finish_chunk<T><<<blocks_for(total), unroll_threads, 0, stream>>>(
+        view, static_cast<std::uint32_t>(total), problem.layout == Layout::nhwc, view.length, problem.k, product,
+        static_cast<T*>(args.y), epilogue);
+    check_launch("im2col_gemm epilogue");
+  };
   run_chunks(
       args, runtime,
       [&](const Chunk& chunk, void* columns) {
         unroll(problem, chunk, static_cast<const T*>(args.x), static_cast<T*>(columns), stream);
       },
-      [&](const OutputView& view, const float* product) {
-        const std::int64_t total = view.lines * view.length;
-        finish_chunk<T><<<blocks_for(total), unroll_threads, 0, stream>>>(
-            view, static_cast<std::uint32_t>(total), problem.layout == Layout::nhwc, view.length, problem.k, product,
-            static_cast<T*>(args.y), make_epilogue<T>(args));
-        check_launch("im2col_gemm epilogue");
+      [&](const OutputView& view, const float* product) { finish(view, product, make_epilogue<T>(args)); },
+      [&](const OutputView& view) {
+        const ActivationFunction relu(Activation::relu, 0.0f);
+        finish(view, nullptr, {.bias = nullptr, .residual = nullptr, .activate = relu, .residual_after = false});
       },
       [](float*) {});  // the GEMM takes every type as it is
 }

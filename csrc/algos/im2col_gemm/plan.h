@@ -27,13 +27,28 @@ struct Cut {
   DType gemm_type;             // of both operands
   bool unrolls;                // false: the GEMM reads x as it is (1x1, stride 1, no padding)
   bool staged;                 // the product goes to the workspace in FP32 and is rounded once, by the epilogue
+  bool ends;                   // the GEMM's kernel ends in the epilogue
   bool finishes;               // an elementwise pass follows the GEMM
   bool converts_weight;        // to gemm_type, in the workspace
   std::int64_t samples, rows;  // of a chunk; samples > 1 only with all P rows
-  std::size_t columns_bytes, product_bytes, weight_bytes;
+  std::size_t columns_bytes, product_bytes, weight_bytes, library_bytes;
 
-  std::size_t workspace_bytes() const { return columns_bytes + product_bytes + weight_bytes; }
+  std::size_t workspace_bytes() const { return columns_bytes + product_bytes + weight_bytes + library_bytes; }
 };
+
+// Whether cuBLAS's product can end in the epilogue: rows of outputs are pixels, along which the bias runs, and of all
+// matrices they are whole pieces of 16 bytes, for which its kernels keep NaN through their ReLU
+// (docs/log/143-ends-of-products.md).
+inline bool ends_in_product(const ConvProblem& problem) {
+  const std::int64_t depth = problem.c * problem.r * problem.s,
+                     size = static_cast<std::int64_t>(size_of(problem.dtype));
+  const bool known = problem.activation == Activation::none || problem.activation == Activation::relu;
+  return problem.layout == Layout::nhwc && problem.groups == 1 && known && problem.residual != Residual::after &&
+         depth > 0 && depth * size % 16 == 0 && problem.k * size % 16 == 0;
+}
+
+// Of the kernels for TF32, which are several times slower without any.
+inline constexpr std::size_t library_workspace_bytes = std::size_t{4} << 20;
 
 inline Cut cut(const ConvProblem& problem, DeviceType device) {
   const bool cpu = device == DeviceType::cpu, wide = problem.dtype == DType::f32;
@@ -43,8 +58,9 @@ inline Cut cut(const ConvProblem& problem, DeviceType device) {
   result.converts_weight = result.gemm_type != problem.dtype;
   result.unrolls = result.converts_weight || problem.r != 1 || problem.s != 1 || problem.stride_h != 1 ||
                    problem.stride_w != 1 || problem.pad_h != 0 || problem.pad_w != 0;
-  result.staged = !wide && (cpu || epilogue);
-  result.finishes = result.staged || epilogue;
+  result.ends = epilogue && !cpu && ends_in_product(problem);
+  result.staged = !wide && (cpu || (epilogue && !result.ends));
+  result.finishes = result.staged || (epilogue && !result.ends);
 
   const std::int64_t depth = problem.c * problem.r * problem.s;
   const std::int64_t columns_row =
@@ -64,6 +80,7 @@ inline Cut cut(const ConvProblem& problem, DeviceType device) {
   result.weight_bytes = result.converts_weight ? align_bytes(problem.k * problem.c_per_group() * problem.r * problem.s *
                                                              static_cast<std::int64_t>(sizeof(float)))
                                                : 0;
+  result.library_bytes = result.ends && problem.accuracy == AccuracyClass::tf32 ? library_workspace_bytes : 0;
   return result;
 }
 

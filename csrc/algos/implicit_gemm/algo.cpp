@@ -239,9 +239,15 @@ ConvPlan plan_portable(const ConvProblem& problem, const DeviceInfo& device) {
 // Beyond what the tiles' bytes have of it.
 double residual_passes(const ConvProblem& problem) {
   const bool product = problem.r * problem.s == 1;
-  if (problem.dtype != DType::f32) return product ? 0.6 : 0.9;
-  if (problem.accuracy == AccuracyClass::tf32) return product ? 0.7 : 1.6;
+  if (problem.dtype != DType::f32) return product ? 0.2 : 0.9;
+  if (problem.accuracy == AccuracyClass::tf32) return product ? 0.15 : 1.6;
   return product ? 0.2 : 1.3;
+}
+
+// And what it takes however small it is, known of 1x1 layers.
+double residual_start_us(const ConvProblem& problem) {
+  if (!problem.has_residual() || problem.r * problem.s != 1) return 0.0;
+  return problem.accuracy == AccuracyClass::tf32 ? 3.0 : problem.dtype != DType::f32 ? 1.0 : 0.0;
 }
 
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
@@ -250,7 +256,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   }
   const bool hopper = persistent::is_used(problem, device);
   ConvPlan other = hopper ? plan_for_hopper(problem, device) : plan_portable(problem, device);
-  if (hopper) other.cost_us += residual_us(problem, residual_passes(problem), device);
+  if (hopper) other.cost_us += residual_us(problem, residual_passes(problem), device) + residual_start_us(problem);
   if (is_gated(problem.activation)) return other;  // few_channels has no kernels for that
   std::optional<few_channels::Plan> few = few_channels::make_plan(problem, device);
   if (!few) return other;

@@ -117,8 +117,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                         config.use_tma ? "tensor copies" : "elements",
                         config.blocks > 1 ? text_of(", clusters of ", config.blocks) : "",
                         config.v_reuse > 1 ? text_of(", v_reuse ", config.v_reuse) : "");
-  const bool waits = problem.layout == Layout::nchw && problem.accuracy == AccuracyClass::tf32;  // at each position
-  const double passes = problem.dtype != DType::f32 ? 1.5 : waits ? 4.6 : 2.1;
+  const bool nchw = problem.layout == Layout::nchw;
+  const bool waits = nchw && problem.accuracy == AccuracyClass::tf32;  // at each position
+  const double passes = problem.dtype != DType::f32 ? 1.5 : waits ? 4.6 : config.split && !nchw ? 1.7 : 2.1;
   plan.cost_us = cuda_cost_us(problem, config, device) + residual_us(problem, passes, device);
   plan.kernel_plan = keep_plan(config);
   plan.reads_nhwc = config.use_tma;

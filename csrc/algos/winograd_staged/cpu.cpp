@@ -1,5 +1,6 @@
 // Winograd on torch's thread pool: the three stages, a chunk of tiles at a time, FP32 arithmetic for every class.
 #include "algos/winograd_staged/plan.h"
+#include "core/gemm.h"
 #include "core/kernels.h"
 #include "host/pack.h"
 #include "winograd/cpu_tiles.h"

@@ -6,6 +6,7 @@
 #include "algos/winograd_staged/transforms/filter.cuh"
 #include "algos/winograd_staged/transforms/input.cuh"
 #include "algos/winograd_staged/transforms/output.cuh"
+#include "core/gemm.h"
 #include "core/kernels.h"
 #include "device/cuda_check.h"
 #include "device/dependent_launch.cuh"

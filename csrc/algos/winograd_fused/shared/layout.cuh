@@ -131,6 +131,14 @@ struct alignas(16) Column {
   __device__ __forceinline__ bool crosses(unsigned pair) const { return (2 * pair + 1) << boundary_bit > packed; }
 };
 
+// What is behind the sums in NHWC. Of code for all of it most is skipped, and what is not is far more than its
+// arithmetic: kernels of their own for what most networks have (split/pairs.cuh).
+enum class End {
+  any,
+  piecewise,  // residual or none, before or after; no activation, ReLU or leaky ReLU with a slope in (0, 1]
+  plain,      // no residual; no activation or ReLU
+};
+
 // What a kernel is compiled for.
 struct Variant {
   int blocks;    // of a cluster, which share the points
@@ -139,7 +147,7 @@ struct Variant {
   int strips = 1;             // of a work tile
   int v_reuse = 1;            // that a work tile's V serves, each with other filters
   int filter_tiles = blocks;  // of a turn of a work tile
-  bool plain = false;         // NHWC: nothing is behind the sums but bias and ReLU (split/pairs.cuh)
+  End end = End::any;
 
   // Of the positions, that a warpgroup has: half of them, if it shares its filters and points with the other.
   constexpr int m_halves() const { return filter_tiles == blocks ? 2 : 1; }

@@ -1,4 +1,5 @@
 // Launches of the kernel of class fp32.
+#include <cmath>
 #include <numeric>
 
 #include "algos/winograd_fused/shared/launch.cuh"
@@ -25,6 +26,14 @@ Maps make_maps(const ConvProblem& problem, const Config& config, const float* x)
   return maps;
 }
 
+End end_of(const Epilogue<float>& epilogue) {
+  if (is_plain(epilogue)) return End::plain;
+  const ActivationFunction& activate = epilogue.activate;
+  // A slope of 0 that does not clamp makes NaN of an infinity.
+  const bool leaks = activate.negative_slope > 0.0f && activate.negative_slope <= 1.0f;
+  return !activate.is_silu && activate.cap == INFINITY && (leaks || activate.clamps) ? End::piecewise : End::any;
+}
+
 template <Variant value>
 constexpr std::integral_constant<Variant, value> constant{};
 
@@ -43,11 +52,15 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   };
   // What is known now is known to the compiler: variant is of NHWC.
   const auto by_filters = [&](auto variant) {
-    constexpr auto with = [](Variant value, bool plain) {
-      value.plain = plain;
+    constexpr auto with = [](Variant value, End end) {
+      value.end = end;
       return value;
     };
-    is_plain(params.epilogue) ? run(constant<with(variant(), true)>) : run(constant<with(variant(), false)>);
+    switch (end_of(params.epilogue)) {
+      case End::plain: return run(constant<with(variant(), End::plain)>);
+      case End::piecewise: return run(constant<with(variant(), End::piecewise)>);
+      case End::any: return run(constant<with(variant(), End::any)>);
+    }
   };
   const auto with_output = [&](auto by_tma) {
     switch (config.store) {

@@ -20,13 +20,14 @@ struct Finisher {
 
   const Epilogue<float>& epilogue;
   float bias[2], scale[2], second_scale[2];  // [filter]
-  float least;                               // of ReLU
+  float least, slope;                        // of ReLU; of a leaky one, else 1
   char* y[2];                                // where element 0 of a column would be
   int most;                                  // columns that a filter beyond K has too many
 
   __device__ __forceinline__ Finisher(const Params& params, int k)
       : epilogue(params.epilogue),
         least(params.epilogue.activate.clamps ? 0.0f : -INFINITY),
+        slope(params.epilogue.activate.clamps ? 1.0f : params.epilogue.activate.negative_slope),
         most(k < params.k ? 0 : tile_outputs) {
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
@@ -44,7 +45,8 @@ struct Finisher {
     for (int i = 0; i < 4; ++i) sums[i] = (group == 0) != theirs ? plus[i] + minus[i] : plus[i] - minus[i];
   }
 
-  // The residual of two positions: [column][position] of both filters, -0 where there is none.
+  // The residual of two positions: [column][position] of both filters, -0 where there is none. Not .nc: loads of what
+  // nobody writes are moved behind the next barrier, where all wait for them one after the other.
   using Residuals = float2[2][2];
   __device__ __forceinline__ void load_residuals(const Params& params, const Outputs* at, Residuals& result) const {
     const std::int64_t to_residual =
@@ -57,15 +59,15 @@ struct Finisher {
       for (int which = 0; which < 2; ++which) {  // without a branch
         float2& two = result[which][e];
         two = make_float2(-0.0f, -0.0f);
-        asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p ld.global.nc.v2.f32 {%0, %1}, [%4];\n}"
+        asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p ld.global.v2.f32 {%0, %1}, [%4];\n}"
                      : "+f"(two.x), "+f"(two.y)
-                     : "r"(column(which) + most), "r"(count), "l"(y[which] + offset));
+                     : "r"(column(which) + most), "r"(count), "l"(y[which] + offset)
+                     : "memory");
       }
     }
   }
 
-  // plain: is_plain.
-  template <bool plain>
+  template <End what>
   __device__ __forceinline__ void finish(const float* own, const float4& received, const float* extras,
                                          const Outputs* at, const Residuals& residuals) const {
     using Transform = winograd::Transform<4>;
@@ -83,10 +85,11 @@ struct Finisher {
       for (int which = 0; which < 2; ++which) {
         float& v = value[which][i];
         v = fmaf(v * two, one, bias[i / 2]);
-        if constexpr (plain) v = max_keeping_nan(v, least);
+        if constexpr (what == End::plain) v = max_keeping_nan(v, least);
+        if constexpr (what == End::piecewise) v = end_piecewise(v, residuals[which][i % 2], i / 2);
       }
     }
-    if constexpr (!plain) end(residuals, value);
+    if constexpr (what == End::any) end(residuals, value);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const std::int64_t offset = at[e].even_bytes();
@@ -102,6 +105,13 @@ struct Finisher {
   }
 
  private:
+  __device__ __forceinline__ float end_piecewise(float v, const float2& residual, int filter) const {
+    const float other = filter == 0 ? residual.x : residual.y;
+    if (!epilogue.residual_after) v += other;
+    v = max_keeping_nan(max_keeping_nan(v, v * slope), least);
+    return epilogue.residual_after ? v + other : v;
+  }
+
   // Activation and residual, [column][2 * filter + position]. What they are is asked for once: most of the code is
   // skipped, and none of that has to be fetched.
   __device__ __forceinline__ void end(const Residuals& residuals, float (&value)[2][4]) const {
@@ -129,18 +139,23 @@ struct Finisher {
   }
 };
 
-// In one block. group: of points. The residual of two rows is on its way while they are exchanged.
+// In one block. group: of points. The residual of two rows is on its way while those before are finished.
 template <int group, Variant variant>
   requires(variant.blocks == 1)
 __device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared, const Totals<2>& total,
                                              int filter_block, ConsumerState& state) {
   using Finish = Finisher<group>;
-  constexpr bool plain = variant.plain;
+  constexpr bool adds = variant.end != End::plain;
   int thread_here = static_cast<int>(threadIdx.x);
   launder(thread_here);  // as below: else the next U is loaded behind the last products, for want of registers
   const int thread = thread_here % 128, lane = thread % 32, warp = thread / 32;
   const Finish finisher(params, filter_block * filter_tile + warp * 16 + lane / 4 * 2);
   const Outputs* outputs = shared.outputs[state.work_tile_slot] + lane % 4 * 2;
+  typename Finish::Residuals residuals[2];
+  const auto load = [&](int slice, int j) {
+    if constexpr (adds) finisher.load_residuals(params, outputs + (slice * 2 + j) * 8, residuals[j]);
+  };
+  load(0, 0), load(0, 1);
 #pragma unroll
   for (int slice = 0; slice < tile_rows / 2; ++slice) {
     // Into what the same thread has received before; so nobody waits for it.
@@ -156,17 +171,13 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
       Finish::combine(total[Finish::pair][half] + first, total[Finish::pair + 1][half] + first, true, other);
       given[j][thread] = make_float4(other[0], other[1], other[2], other[3]);
     }
-    typename Finish::Residuals residuals[2];
-    if constexpr (!plain) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) finisher.load_residuals(params, outputs + (slice * 2 + j) * 8, residuals[j]);
-    }
     hopper::synchronise(pair_barrier + warp, 64);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int first = 4 * (slice % 2 * 2 + j);
-      finisher.template finish<plain>(own[j], received[j][thread], total[Finish::extra][half] + first,
-                                      outputs + (slice * 2 + j) * 8, residuals[j]);
+      finisher.template finish<variant.end>(own[j], received[j][thread], total[Finish::extra][half] + first,
+                                            outputs + (slice * 2 + j) * 8, residuals[j]);
+      if (slice + 1 < tile_rows / 2) load(slice + 1, j);
     }
   }
 }
@@ -180,7 +191,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
                                              ConsumerState& state) {
   using Finish = Finisher<group>;
   using Exchange = decltype(shared.exchange);
-  constexpr bool plain = variant.plain;
+  constexpr bool adds = variant.end != End::plain;
   constexpr int m_halves = variant.m_halves(), slices = Exchange::slices, other_rank = 1 - group;
   int thread_here = static_cast<int>(threadIdx.x);
   launder(thread_here);  // nothing of what follows is kept in registers from work tile to work tile
@@ -223,15 +234,15 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
 #pragma unroll 1
   for (int slice = 0; slice < slices; ++slice) {
     typename Finish::Residuals residuals[2];
-    if constexpr (!plain) {
+    if constexpr (adds) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) finisher.load_residuals(params, outputs + (slice * 2 + j) * 8, residuals[j]);
     }
     wait<role_multiply>(full + slice * sizeof(hopper::Barrier), state.exchanged, params.report);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      finisher.template finish<plain>(own + 4 * j, exchange.pairs[slice][warpgroup][j][thread], extra + 4 * j,
-                                      outputs + (slice * 2 + j) * 8, residuals[j]);
+      finisher.template finish<variant.end>(own + 4 * j, exchange.pairs[slice][warpgroup][j][thread], extra + 4 * j,
+                                            outputs + (slice * 2 + j) * 8, residuals[j]);
     }
 #pragma unroll
     for (int i = 8; i < m_halves * half_groups * 4; ++i) own[i - 8] = own[i], extra[i - 8] = extra[i];
