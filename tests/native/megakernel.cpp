@@ -43,6 +43,10 @@ class Threads final : public Runtime {
   const DeviceInfo& device() const override { return device_; }
   void* stream() const override { return nullptr; }
   void gemm(const GemmArgs&) override { expect(false, "nobody asks for the library's GEMM"); }
+  bool gemm_with_end(const GemmArgs&, const GemmEnd&) override {
+    expect(false, "nobody asks for the library's GEMM");
+    return true;
+  }
   void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t, RangeFunction body) const override {
     std::vector<std::thread> threads;
     for (std::int64_t i = begin; i < end; ++i) threads.emplace_back([&body, i] { body(i, i + 1); });
