@@ -125,6 +125,11 @@ def kernels_parts(parts: Iterable[str]) -> list[str]:
     return [part for part in parts if part not in PASSES_BEHIND]
 
 
+def algorithm_of(taken: Any) -> str | None:
+    """None where the gate is one front end's pass and the other's Inductor's: each chooses for another problem."""
+    return None if taken.obstacle[0] == "activation" or "sigmoid" in taken.parts else taken.algorithm
+
+
 @pytest.mark.parametrize("k", [8, 6])
 @pytest.mark.parametrize("name", PATTERNS)
 def test_values(name: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +169,7 @@ def test_planned_for_a_gpu(
     asked = Asked(precision=precision, packed=True, scatters=True)
     found = [
         collections.Counter(
-            (taken.shape, *kernels_parts(taken.parts), taken.algorithm, taken.input_shape)
+            (taken.shape, *kernels_parts(taken.parts), algorithm_of(taken), taken.input_shape)
             for taken in compare_front_ends.convolutions(graph)
         )
         for graph in (

@@ -94,9 +94,12 @@ double product_us(const ConvProblem& problem, double input_bytes, const DeviceIn
   // prefers PyTorch's among equals (plan/registry.h), this one is no other.
   const bool same = problem.dtype != DType::f32 && problem.layout == Layout::nhwc;
   const double output_bytes = size * static_cast<double>(problem.output_numel());
-  return (same ? own::same_as_torch : 1.0) * cublas_times(problem).us(static_cast<double>(problem.c),
-                                                                      tiles_us(problem, device), input_bytes,
-                                                                      output_bytes, device) +
+  const bool ragged = problem.accuracy == AccuracyClass::tf32 && problem.k > 128 && problem.k % 256 != 0;
+  return (same     ? own::same_as_torch
+          : ragged ? own::ragged_tf32
+                   : 1.0) *
+             cublas_times(problem).us(static_cast<double>(problem.c), tiles_us(problem, device), input_bytes,
+                                      output_bytes, device) +
          memory_us(weights, 1.0, device);
 }
 
@@ -137,7 +140,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     return plan;
   }
 
-  const bool tensor_cores = on_tensor_cores(problem);
+  const bool tensor_cores = problem.dtype != DType::f32;  // what is unrolled was not timed in TF32: as in FP32
   const double depth = static_cast<double>(problem.c * problem.r * problem.s);  // of all groups
   const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   if (!chunk.unrolls && !chunk.finishes && problem.groups == 1) {

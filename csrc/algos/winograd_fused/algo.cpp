@@ -120,7 +120,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const bool nchw = problem.layout == Layout::nchw;
   const bool waits = nchw && problem.accuracy == AccuracyClass::tf32;  // at each position
   const double passes = problem.dtype != DType::f32 ? 1.5 : waits ? 4.6 : config.split && !nchw ? 1.7 : 2.1;
-  plan.cost_us = cuda_cost_us(problem, config, device) + residual_us(problem, passes, device);
+  ConvProblem bare = problem;  // in the passes all of the residual's bytes are counted
+  bare.residual = Residual::none;
+  plan.cost_us = cuda_cost_us(bare, config, device) + residual_us(problem, passes, device);
   plan.kernel_plan = keep_plan(config);
   plan.reads_nhwc = config.use_tma;
   return plan;
