@@ -21,6 +21,7 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "ops/relaxed_capture.h"
 #include "ops/stable.h"
 
 #pragma weak torch_get_current_cuda_blas_handle
@@ -28,9 +29,6 @@
 namespace fastconv::ops {
 namespace {
 
-void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) throw DeviceError(std::string(what) + ": " + cudaGetErrorString(status));
-}
 void check_cublas(int status, const char* what) {
   if (status != 0) throw DeviceError(text_of(what, ": cuBLAS status ", status));
 }
@@ -225,21 +223,13 @@ class Product {
 // first time that it comes up. On a stream of its own, so that a capture under way does not notice.
 class NanTrial {
  public:
+  // Nothing is known where there is no memory to try it in.
   bool passes(void* handle, const GemmArgs& args, const GemmEnd& end, const Algorithm& algorithm) {
     const auto key = std::tuple(algorithm, args.in, args.out, args.tf32, end.bias != nullptr, end.residual != nullptr);
     const auto known = verdicts_.find(key);
     if (known != verdicts_.end()) return known->second;
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-    check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
-    bool passed = false;
-    try {
-      passed = try_it(handle, args, end, algorithm);
-    } catch (...) {
-      cudaThreadExchangeStreamCaptureMode(&mode);
-      throw;
-    }
-    check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
-    return verdicts_[key] = passed;
+    const RelaxedCapture relaxed;
+    return has_memory() && (verdicts_[key] = try_it(handle, args, end, algorithm));
   }
 
  private:
@@ -247,13 +237,19 @@ class NanTrial {
   static constexpr std::size_t operand_bytes = std::size_t{1} << 20, workspace_bytes = std::size_t{8} << 20;
   static_assert(std::max(most_pixels, most_filters) * most_terms * sizeof(float) <= operand_bytes);
 
-  bool try_it(void* handle, GemmArgs args, GemmEnd end, const Algorithm& algorithm) {
-    if (zeros_ == nullptr) {
-      check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-      void* memory = nullptr;
-      check(cudaMalloc(&memory, 2 * operand_bytes + workspace_bytes), "cudaMalloc");
-      zeros_ = static_cast<char*>(memory);
+  bool has_memory() {
+    if (zeros_ != nullptr) return true;
+    if (stream_ == nullptr) check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    void* memory = nullptr;
+    if (cudaMalloc(&memory, 2 * operand_bytes + workspace_bytes) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());  // which stays a failure of ours
+      return false;
     }
+    zeros_ = static_cast<char*>(memory);
+    return true;
+  }
+
+  bool try_it(void* handle, GemmArgs args, GemmEnd end, const Algorithm& algorithm) {
     args.m = std::min(args.m, most_pixels), args.n = std::min(args.n, most_filters);
     args.k = std::min(args.k, most_terms);
     args.lda = args.ldb = args.k, args.ldd = args.n;
@@ -263,12 +259,13 @@ class NanTrial {
     end.workspace = outputs + operand_bytes, end.workspace_bytes = workspace_bytes;
     const Product product(args, end, true);
     if (!product.takes(handle, algorithm, workspace_bytes)) return false;
-    check(cudaMemsetAsync(zeros_, 0, 2 * operand_bytes, stream_), "cudaMemsetAsync");
+    check_cuda(cudaMemsetAsync(zeros_, 0, 2 * operand_bytes, stream_), "cudaMemsetAsync");
     if (product.run(handle, args, end, algorithm, std::nanf(""), stream_) != 0) return false;
     const std::size_t count = static_cast<std::size_t>(args.m * args.n);
     std::vector<char> bytes(count * size_of(args.out));
-    check(cudaMemcpyAsync(bytes.data(), outputs, bytes.size(), cudaMemcpyDeviceToHost, stream_), "cudaMemcpyAsync");
-    check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    check_cuda(cudaMemcpyAsync(bytes.data(), outputs, bytes.size(), cudaMemcpyDeviceToHost, stream_),
+               "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
     return std::ranges::all_of(std::views::iota(std::size_t{0}, count),
                                [&](std::size_t i) { return is_nan(bytes.data(), i, args.out); });
   }
@@ -311,8 +308,10 @@ class Choices {
                   end.bias != nullptr, end.residual != nullptr, end.relu, end.workspace_bytes);
     const auto known = choices_.find(key);
     if (known != choices_.end()) return known->second;
+    const Choice choice = choose(handle, args, end);
+    if (choice.relu != end.relu) return choice;  // there may be memory another time
     if (choices_.size() == most) choices_.clear();
-    return choices_.emplace(key, choose(handle, args, end)).first->second;
+    return choices_.emplace(key, choice).first->second;
   }
 
   Choice choose(void* handle, const GemmArgs& args, const GemmEnd& end) {

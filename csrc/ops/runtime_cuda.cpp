@@ -1,7 +1,5 @@
 // The CUDA runtime: torch's current stream, and its cuBLAS (cublas_cuda.cpp). The stream is reached by a weak symbol,
 // so that the library still loads where it is missing (a CPU-only torch).
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -9,8 +7,10 @@
 
 #include "core/error.h"
 #include "core/text.h"
+#include "device/cuda_check.h"
 #include "hopper/wait_report.h"
 #include "ops/cublas_cuda.h"
+#include "ops/relaxed_capture.h"
 #include "ops/runtime.h"
 #include "ops/stable.h"
 
@@ -20,19 +20,13 @@ extern "C" AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_inde
 namespace fastconv::ops {
 namespace {
 
-void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess) throw DeviceError(std::string(what) + ": " + cudaGetErrorString(status));
-}
-
 // Pinned, so that it outlives the kernel and its context. One per process: only the first expired wait matters.
 WaitReport* waits() {
   static WaitReport* const report = [] {
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // an allocation must not break a capture under way
-    check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
+    const RelaxedCapture relaxed;
     void* memory = nullptr;
-    const cudaError_t status = cudaHostAlloc(&memory, sizeof(WaitReport), cudaHostAllocPortable | cudaHostAllocMapped);
-    check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
-    check(status, "cudaHostAlloc");
+    check_cuda(cudaHostAlloc(&memory, sizeof(WaitReport), cudaHostAllocPortable | cudaHostAllocMapped),
+               "cudaHostAlloc");
     return new (memory) WaitReport{};
   }();
   return report;
@@ -56,7 +50,7 @@ class CudaRuntime final : public Runtime {
     const WaitReport& report = *waits();
     if (report.expired != 0) throw DeviceError(describe(report));
     thread_local const cudaError_t has_context = make_context();
-    check(has_context, "cudaSetDevice");
+    check_cuda(has_context, "cudaSetDevice");
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   }
 
@@ -64,7 +58,7 @@ class CudaRuntime final : public Runtime {
   void* stream() const override { return stream_; }
   bool is_capturing() const override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &status), "cudaStreamIsCapturing");
+    check_cuda(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream_), &status), "cudaStreamIsCapturing");
     return status != cudaStreamCaptureStatusNone;
   }
   WaitReport* wait_report() const override { return waits(); }
@@ -87,10 +81,11 @@ class CudaRuntime final : public Runtime {
 
 DeviceInfo query_cuda_device(int index) {
   cudaDeviceProp properties{};
-  check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  check_cuda(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
   int memory_clock_khz = 0, clock_khz = 0;
-  check(cudaDeviceGetAttribute(&memory_clock_khz, cudaDevAttrMemoryClockRate, index), "cudaDevAttrMemoryClockRate");
-  check(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, index), "cudaDevAttrClockRate");
+  check_cuda(cudaDeviceGetAttribute(&memory_clock_khz, cudaDevAttrMemoryClockRate, index),
+             "cudaDevAttrMemoryClockRate");
+  check_cuda(cudaDeviceGetAttribute(&clock_khz, cudaDevAttrClockRate, index), "cudaDevAttrClockRate");
   // For tests: lets a newer GPU run the kernels of older ones.
   const char* limit = std::getenv("FASTCONV_MAX_COMPUTE_CAPABILITY");
   const int cap = limit != nullptr ? std::atoi(limit) : 0;
