@@ -1,6 +1,7 @@
 // cuBLAS and cuBLASLt, of torch: reached so that the library still loads where they are missing (a CPU-only torch), by
 // a weak symbol and by dlopen of what is already loaded. The parts of their ABIs that are used (cublas_api.h,
-// cublasLt.h) are declared here because the headers need not be installed.
+// cublasLt.h) are declared here because the headers need not be installed. Row-major D = A B^T is column-major
+// D^T = B A^T to them: the operands change places.
 #include "ops/cublas_cuda.h"
 
 #include <dlfcn.h>
@@ -147,8 +148,7 @@ struct CublasLt {
   }
 };
 
-// What a call of cuBLASLt's is told beside pointers. Row-major D = A B^T is column-major D^T = B A^T: the operands
-// change places, and bias runs along D^T's rows.
+// What a call of cuBLASLt's is told beside pointers. Bias runs along the rows of column-major D^T.
 class Product {
  public:
   // relu: whether it is to end in one, if end.relu asks for it.
@@ -229,20 +229,21 @@ class NanTrial {
     const auto known = verdicts_.find(key);
     if (known != verdicts_.end()) return known->second;
     const RelaxedCapture relaxed;
-    return has_memory() && (verdicts_[key] = try_it(handle, args, end, algorithm));
+    return get_memory() && (verdicts_[key] = try_it(handle, args, end, algorithm));
   }
+  bool has_memory() const { return zeros_ != nullptr; }
 
  private:
   static constexpr std::int64_t most_pixels = 256, most_filters = 256, most_terms = 1024;
   static constexpr std::size_t operand_bytes = std::size_t{1} << 20, workspace_bytes = std::size_t{8} << 20;
   static_assert(std::max(most_pixels, most_filters) * most_terms * sizeof(float) <= operand_bytes);
 
-  bool has_memory() {
-    if (zeros_ != nullptr) return true;
+  bool get_memory() {
+    if (has_memory()) return true;
     if (stream_ == nullptr) check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     void* memory = nullptr;
     if (cudaMalloc(&memory, 2 * operand_bytes + workspace_bytes) != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());  // which stays a failure of ours
+      static_cast<void>(cudaGetLastError());  // else the next launch would report it
       return false;
     }
     zeros_ = static_cast<char*>(memory);
@@ -309,7 +310,7 @@ class Choices {
     const auto known = choices_.find(key);
     if (known != choices_.end()) return known->second;
     const Choice choice = choose(handle, args, end);
-    if (choice.relu != end.relu) return choice;  // there may be memory another time
+    if (choice.relu != end.relu && !trial_.has_memory()) return choice;  // there may be some another time
     if (choices_.size() == most) choices_.clear();
     return choices_.emplace(key, choice).first->second;
   }
@@ -332,7 +333,6 @@ class Choices {
 
 }  // namespace
 
-// Row-major D = A B^T is column-major D^T = B A^T: the operands change places.
 void cublas_gemm(const GemmArgs& args) {
   const Cublas& cublas = Cublas::get();
   void* const handle = current_handle();

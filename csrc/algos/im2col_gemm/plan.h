@@ -37,7 +37,7 @@ struct Cut {
 };
 
 // Whether cuBLAS's product can end in the epilogue: rows of outputs are pixels, along which the bias runs, and of all
-// matrices they are whole pieces of 16 bytes, for which its kernels keep NaN through their ReLU
+// matrices they are whole pieces of 16 bytes: other kernels nearly all lose NaN in their ReLU
 // (docs/log/143-ends-of-products.md).
 inline bool ends_in_product(const ConvProblem& problem) {
   const std::int64_t depth = problem.c * problem.r * problem.s,
