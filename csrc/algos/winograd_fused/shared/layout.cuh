@@ -135,8 +135,9 @@ struct alignas(16) Column {
 // arithmetic: kernels of their own for what most networks have (split/pairs.cuh).
 enum class End {
   any,
-  piecewise,  // residual or none, before or after; no activation, ReLU or leaky ReLU with a slope in (0, 1]
-  plain,      // no residual; no activation or ReLU
+  residual,  // before or after; no activation, ReLU or leaky ReLU with a slope in (0, 1]
+  leaky,     // no residual; leaky ReLU with such a slope
+  plain,     // no residual; no activation or ReLU
 };
 
 // What a kernel is compiled for.

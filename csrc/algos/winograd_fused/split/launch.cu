@@ -31,7 +31,8 @@ End end_of(const Epilogue<float>& epilogue) {
   const ActivationFunction& activate = epilogue.activate;
   // A slope of 0 that does not clamp makes NaN of an infinity.
   const bool leaks = activate.negative_slope > 0.0f && activate.negative_slope <= 1.0f;
-  return !activate.is_silu && activate.cap == INFINITY && (leaks || activate.clamps) ? End::piecewise : End::any;
+  if (activate.is_silu || activate.cap != INFINITY || (!leaks && !activate.clamps)) return End::any;
+  return epilogue.residual != nullptr ? End::residual : End::leaky;
 }
 
 template <Variant value>
@@ -58,7 +59,8 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     };
     switch (end_of(params.epilogue)) {
       case End::plain: return run(constant<with(variant(), End::plain)>);
-      case End::piecewise: return run(constant<with(variant(), End::piecewise)>);
+      case End::leaky: return run(constant<with(variant(), End::leaky)>);
+      case End::residual: return run(constant<with(variant(), End::residual)>);
       case End::any: return run(constant<with(variant(), End::any)>);
     }
   };

@@ -86,7 +86,8 @@ struct Finisher {
         float& v = value[which][i];
         v = fmaf(v * two, one, bias[i / 2]);
         if constexpr (what == End::plain) v = max_keeping_nan(v, least);
-        if constexpr (what == End::piecewise) v = end_piecewise(v, residuals[which][i % 2], i / 2);
+        if constexpr (what == End::leaky) v = max_keeping_nan(v, v * slope);
+        if constexpr (what == End::residual) v = end_with_residual(v, residuals[which][i % 2], i / 2);
       }
     }
     if constexpr (what == End::any) end(residuals, value);
@@ -105,7 +106,7 @@ struct Finisher {
   }
 
  private:
-  __device__ __forceinline__ float end_piecewise(float v, const float2& residual, int filter) const {
+  __device__ __forceinline__ float end_with_residual(float v, const float2& residual, int filter) const {
     const float other = filter == 0 ? residual.x : residual.y;
     if (!epilogue.residual_after) v += other;
     v = max_keeping_nan(max_keeping_nan(v, v * slope), least);
@@ -145,7 +146,7 @@ template <int group, Variant variant>
 __device__ __forceinline__ void finish_pairs(const Params& params, Shared<variant>& shared, const Totals<2>& total,
                                              int filter_block, ConsumerState& state) {
   using Finish = Finisher<group>;
-  constexpr bool adds = variant.end != End::plain;
+  constexpr bool adds = variant.end == End::residual || variant.end == End::any;
   int thread_here = static_cast<int>(threadIdx.x);
   launder(thread_here);  // as below: else the next U is loaded behind the last products, for want of registers
   const int thread = thread_here % 128, lane = thread % 32, warp = thread / 32;
@@ -191,7 +192,7 @@ __device__ __forceinline__ void finish_pairs(const Params& params, Shared<varian
                                              ConsumerState& state) {
   using Finish = Finisher<group>;
   using Exchange = decltype(shared.exchange);
-  constexpr bool adds = variant.end != End::plain;
+  constexpr bool adds = variant.end == End::residual || variant.end == End::any;
   constexpr int m_halves = variant.m_halves(), slices = Exchange::slices, other_rank = 1 - group;
   int thread_here = static_cast<int>(threadIdx.x);
   launder(thread_here);  // nothing of what follows is kept in registers from work tile to work tile
