@@ -350,15 +350,16 @@ def yardstick(case: Case, cls: str) -> Yardstick:
     if (
         cls == "tf32" and case.input.is_cuda
     ):  # what the class means, whether or not cuDNN has a TF32 kernel for the shape
-        operands = {name: to_11_bits(getattr(case, name)) for name in ("input", "weight")}
+        operands = {name: to_tf32(getattr(case, name)) for name in ("input", "weight")}
         peers.append(reference(replace(case, **operands)))
     return Yardstick(reference(case), magnitude(case), peers, case.shape)
 
 
-def to_11_bits(values: torch.Tensor) -> torch.Tensor:
-    """The nearest numbers with TF32's significand, in float64."""
-    significand, exponent = values.double().frexp()
-    return torch.ldexp((significand * 2.0**11).round() / 2.0**11, exponent)
+def to_tf32(values: torch.Tensor) -> torch.Tensor:
+    """The nearest numbers of TF32, in float64: 11 bits, and below 2^-126 multiples of its subnormals' quantum."""
+    double = values.double()
+    quantum = torch.ldexp(torch.ones_like(double), (double.frexp().exponent - 11).clamp(min=-136))
+    return (double / quantum).round() * quantum
 
 
 def check(output: torch.Tensor, case: Case, algorithm: str, cls: str) -> list[str]:
