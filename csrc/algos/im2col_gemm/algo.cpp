@@ -47,13 +47,19 @@ double cpu_cost_us(const ConvProblem& problem, const Cut& chunk, std::int64_t la
          fp32_us(problem.direct_flops(), share * pixels / (pixels + own::half_pixels.of(device)), device);
 }
 
+// Whether rows of TF32 products, of operands and of outputs, are whole pieces of 16 bytes.
+bool is_aligned_tf32(const ConvProblem& problem) {
+  const std::int64_t row = problem.layout == Layout::nhwc ? problem.k : problem.p() * problem.q();
+  return problem.c_per_group() * problem.r * problem.s % 4 == 0 && row % 4 == 0;
+}
+
 // cuBLAS's times of a product of so many rows of outputs together (NHWC), or of those of each image. In half types,
 // rows that are no whole pieces of 16 bytes have other kernels, and those of 8 bytes again others.
 LibraryTimes cublas_times(const ConvProblem& problem) {
   const bool nhwc = problem.layout == Layout::nhwc;
   const std::int64_t pixels = problem.p() * problem.q(), rows = problem.n * pixels;
   if (problem.accuracy == AccuracyClass::tf32) {
-    const bool aligned = problem.c_per_group() * problem.r * problem.s % 4 == 0 && (nhwc ? problem.k : pixels) % 4 == 0;
+    const bool aligned = is_aligned_tf32(problem);
     if (nhwc) return aligned ? own::tf32 : fitted::torch::unaligned_1x1_nhwc;
     return aligned ? fitted::torch::tf32_1x1_nchw : fitted::torch::unaligned_1x1_nchw;
   }
@@ -140,7 +146,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
     return plan;
   }
 
-  const bool tensor_cores = problem.dtype != DType::f32;  // what is unrolled was not timed in TF32: as in FP32
+  // Others in TF32 take what FP32 arithmetic does.
+  const bool half = problem.dtype != DType::f32;
+  const bool tensor_cores = half || (on_tensor_cores(problem) && problem.groups == 1 && is_aligned_tf32(problem));
   const double depth = static_cast<double>(problem.c * problem.r * problem.s);  // of all groups
   const double terms = static_cast<double>(problem.c_per_group() * problem.r * problem.s);
   if (!chunk.unrolls && !chunk.finishes && problem.groups == 1) {
@@ -159,7 +167,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   double bytes = problem.compulsory_bytes();
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
   // The library's kernels for halves at such places store them one by one: known of one layer of 64 filters.
-  if (tensor_cores && in_parts_of_sectors(problem))
+  if (half && in_parts_of_sectors(problem))
     bytes += 4.0 * outputs * static_cast<double>(size_of(problem.dtype));
   const LibraryTimes times = cublas_times(problem);
   const double product_us = tensor_cores ? 1e-3 * times.term * terms + times.products * tiles_us(problem, device)
@@ -168,9 +176,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   double unroll_us = 0.0;
   if (chunk.unrolls) {
     const bool windows = problem.layout == Layout::nchw && problem.groups == 1 && problem.r * problem.s > 1;
-    const double nchw = !windows ? 1.0 : tensor_cores ? own::unroll_half_nchw : own::unroll_nchw;
+    const double nchw = !windows ? 1.0 : half ? own::unroll_half_nchw : own::unroll_nchw;
     const double clocks =
-        nchw * (problem.c <= 4 ? own::unroll_few_channels : 1.0) * (tensor_cores ? own::unroll_half : own::unroll);
+        nchw * (problem.c <= 4 ? own::unroll_few_channels : 1.0) * (half ? own::unroll_half : own::unroll);
     unroll_us = clocks_us(clocks * pixels * depth / device.processors, device);
   }
   plan.cost_us =
