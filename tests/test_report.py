@@ -235,6 +235,12 @@ def test_rows_of_another_commit_are_loudly_named(project):
         "**Of several commits: 0123456789ab: layers; cccccccccccc: networks.**"
     )
     assert documents.region("h200/commits/short", path) == "**Of several commits**: docs/results.md says which."
+    other = {**results.read(path / "h200/layers.json"), "suite": "layers_groups", "commit": "c" * 40}
+    results.write(path / "h200/layers_groups.json", other)
+    results.write(path / "h200/networks.json", networks | {"commit": results.read(path / "h200/layers.json")["commit"]})
+    assert documents.region("h200/commits/short", path) == (
+        "This table is of one commit, 0123456789ab. Some others are of earlier ones: docs/results.md says which."
+    )
 
 
 def test_what_a_smaller_limit_on_the_error_costs(project):

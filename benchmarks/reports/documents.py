@@ -26,7 +26,8 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
                                        `(not measured)`
     <gpu>/soak_megakernel              how many launches, how many of them differ
     <gpu>/machine/<suite>              what the file was measured on
-    <gpu>/commits[/short]              of which commits the tables are
+    <gpu>/commits                      of which commits the tables are
+    <gpu>/commits/short                of which the overview is
     <gpu>/said/<sentence>              benchmarks/reports/sentences.py: numbers within a sentence
 
 <gpu> is the folder of `benchmarks/results`. Figures are drawn where a document shows one: docs/figures/<gpu>_*.svg.
@@ -144,8 +145,7 @@ def region(name: str, results: Path) -> str:
         case ["commits"]:
             return " ".join(common.mixed(commits(results, gpu)))
         case ["commits", "short"]:
-            (said,) = common.mixed(commits(results, gpu))
-            return "**Of several commits**: docs/results.md says which." if said.startswith("**") else said
+            return overview.commits(commits(results, gpu))
         case ["said", sentence, *arguments]:
             if (text := sentences.said(sentence, arguments, file)) is not None:
                 return text

@@ -11,6 +11,7 @@ from benchmarks.reports import common, layers, networks
 
 BATCH = 64
 LAYERS = {"layers": "3x3 layers", "pointwise": "1x1 layers", "strided": "stride 2, 3x3 and 1x1"}  # set -> title
+SUITES = (*(suite_of(set_name, "forward") for set_name in LAYERS), "networks")  # that the table is of
 
 
 def table(documents: Mapping[str, Document]) -> str:
@@ -35,3 +36,13 @@ def table(documents: Mapping[str, Document]) -> str:
             cells.append(common.times(tf32.get((network, batch))))
             lines.append([f"{networks.TITLES.get(network, network)}, batch {batch}", *cells])
     return common.markdown_table(["", *(f"`{name}`" for name in classes), "`fp32` over TF32"], lines)
+
+
+def commits(found: Mapping[str, list[str]]) -> str:
+    """Of which commits the table and the others are. found: suite -> those of its rows."""
+    shown = sorted({commit for suite in SUITES for commit in found.get(suite, ())})
+    if len(shown) != 1:
+        return "**Of several commits**: docs/results.md says which."
+    others = {commit for its in found.values() for commit in its} - set(shown)
+    rest = " Some others are of earlier ones: docs/results.md says which." if others else ""
+    return f"This table is of one commit, {shown[0]}.{rest}"
