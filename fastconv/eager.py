@@ -51,7 +51,7 @@ Settings = tuple[Any, ...]
 _MOST_KEPT = 256  # calls of a layer that train: programs may see ever new shapes
 
 
-def _is_constant(value: Any) -> bool:
+def is_constant(value: Any) -> bool:
     """Whether the object always has that value."""
     if type(value) is tuple:
         return all(type(element) is int for element in value)
@@ -119,7 +119,7 @@ class LayerState:
 
     def keep_call(self, asked: tuple[Any, ...], key: Settings) -> None:
         """For `known_call`, which compares objects: what could change its value is not kept."""
-        if all(_is_constant(value) for value in asked):
+        if all(is_constant(value) for value in asked):
             self.checked = asked, key
 
     def keep_trained(self, asked: tuple[Any, ...], call: TrainedCall) -> None:

@@ -16,6 +16,7 @@ from fastconv.eager import (
     TrainedCall,
     autocast_type,
     infer,
+    is_constant,
     is_eager,
     mode_of,
     needs_gradient,
@@ -203,7 +204,8 @@ class Layer(nn.Module):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, asked: tuple[Any, ...]
     ) -> InferredCall | None:
         """What is known of calls of which `_inferred` asks this; None if each is `convolve`'s."""
-        if once.wanted is not False or not is_eager(x, weight, bias, residual):
+        # A list may be written to, and is equal to itself all the while.
+        if once.wanted is not False or not all(map(is_constant, asked[:5])) or not is_eager(x, weight, bias, residual):
             return None
         found = self._known_key(x, asked[5])
         if found is None:

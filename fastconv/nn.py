@@ -185,9 +185,12 @@ class Conv2d(Layer, nn.Conv2d):
     ) -> tuple[tuple[Any, ...], str]:
         """What the operators know a call by, with padding as two integers, and its accuracy class."""
         state, own = self._fastconv, self.__dict__
+        stride, dilation = own["stride"], own["dilation"]
+        if type(stride) is list or type(dilation) is list:
+            stride, dilation = tuple(stride), tuple(dilation)
         key = (
-            state.resolved, own["stride"], padding, own["dilation"], own["groups"], activation, slope, state.limits,
-            residual_after, max_pool, None,
+            state.resolved, stride, padding, dilation, own["groups"], activation, slope, state.limits, residual_after,
+            max_pool, None,
         )  # fmt: skip
         return key, settings.resolve_precision(state.precision, x.is_cuda) if x.dtype is torch.float32 else "fp32"
 

@@ -22,6 +22,9 @@ from fastconv.ops.geometry import integer, pair
 __all__ = ["Conv1d", "ConvTranspose2d", "conv1d", "conv_transpose2d"]
 
 _is_compiling = torch.compiler.is_compiling
+_exclude = torch._C._ExcludeDispatchKeyGuard
+_ADInplaceOrView = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+_unsafe_view = torch.ops.aten._unsafe_view.default
 _conv_transpose2d = torch.conv_transpose2d
 
 # torch.fx records each as one call, as it does conv2d.
@@ -76,12 +79,17 @@ def conv1d(
         _as_image(input), weight.unsqueeze(-2), bias, strides, paddings, dilations, groups, algorithm=algorithm,
         precision=precision, max_error=max_error, max_workspace=max_workspace,
     )  # fmt: skip
-    return y.squeeze(-2)
+    return _as_row(y)
 
 
 def _as_image(x: Tensor) -> Tensor:
     """With a height of 1. A transposed input would be one in channels_last, and the output, too; PyTorch's is not."""
     return x.contiguous().unsqueeze(-2)
+
+
+def _as_row(y: Tensor) -> Tensor:
+    """Without it: no view, as PyTorch's is none."""
+    return y.squeeze(-2) if _is_compiling() else _unsafe_view(y, (*y.shape[:-2], y.shape[-1]))
 
 
 def _row(name: str, value: Any, height: int) -> tuple[Any, Any]:
@@ -249,15 +257,17 @@ class Conv1d(Layer, nn.Conv1d):
                 precision=state.precision, max_error=state.max_error,
             max_workspace=state.max_workspace,
             )  # fmt: skip
-        return (
-            self._as_conv2d(weight, bias, padding)._convolve(_as_image(x), None, "none", 0.0, False, False).squeeze(-2)
-        )
+        image = self._as_conv2d(weight, bias, padding)._convolve(_as_image(x), None, "none", 0.0, False, False)
+        return _as_row(image)
 
     def _inferred(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, epilogue: Epilogue
     ) -> Tensor | None:
         y = super()._inferred(_as_image(x), weight.unsqueeze(-2), bias, residual, epilogue)
-        return None if y is None else y.squeeze(-2)
+        if y is None:
+            return None
+        with _exclude(_ADInplaceOrView):  # half the time of `_as_row`, which autograd may record
+            return y.squeeze(-2)
 
     def _trained(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         return None  # what autograd records are the views, too

@@ -83,6 +83,7 @@ def test_what_is_kept_serves_other_tensors(
 
 CHANGES: dict[str, Callable[[fastconv.FusedConv2d], object]] = {
     "stride": lambda layer: setattr(layer, "stride", (2, 2)),
+    "a list of strides": lambda layer: setattr(layer, "stride", [2, 1]),
     "padding": lambda layer: setattr(layer, "padding", (2, 0)),
     "named padding": lambda layer: setattr(layer, "padding", "valid"),
     "dilation": lambda layer: setattr(layer, "dilation", (2, 2)),
@@ -104,6 +105,22 @@ def test_an_attribute_that_has_changed_is_seen(change: str) -> None:
     CHANGES[change](layer)
     for _ in range(3):
         check(layer, x)
+
+
+@pytest.mark.parametrize(("kind", "attribute"), [(nn.Conv1d, "stride"), (nn.Conv2d, "stride"), (nn.Conv2d, "padding")])
+def test_a_list_that_is_written_to_is_seen(kind: type[nn.Conv1d | nn.Conv2d], attribute: str) -> None:
+    theirs = kind(8, 8, 3, padding=1)
+    ours = nn.Sequential(copy.deepcopy(theirs))
+    fastconv.swap_(ours, precision="fp32")
+    x = torch.randn(1, 8, *[20] * len(theirs.kernel_size))
+    with torch.no_grad():
+        for layer in (theirs, ours[0]):
+            setattr(layer, attribute, list(getattr(layer, attribute)))
+        for _ in range(3):
+            assert torch.allclose(ours(x), theirs(x), atol=1e-5)
+        for layer in (theirs, ours[0]):
+            getattr(layer, attribute)[0] = 2
+        assert torch.allclose(ours(x), theirs(x), atol=1e-5)
 
 
 def test_a_residual_goes_where_it_belongs() -> None:

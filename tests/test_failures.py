@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fastconv
 from fastconv import _C, failures, ops
+from fastconv.ops import gradients
 
 needs_cuda = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU; torch.cuda.is_available() is False"
@@ -291,3 +292,28 @@ def test_a_failing_launch_in_a_backward_pass(of: str) -> None:
         assert relative_error(gradient().double(), expected) < 1e-5
         torch.cuda.synchronize()
     works("cuda")
+
+
+def out_of_memory(*args: object, **kwargs: object) -> Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_failure_in_what_python_computes_of_a_gradient(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    """Without channels both gradients are Python's. In a graph the type is lost, as everywhere (fastconv.failures)."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return fastconv.conv2d(x, w, padding=1).relu()
+
+    call = torch.compile(function, backend="aot_eager") if compiled else function
+    x, w = torch.randn(2, 0, 9, 9, requires_grad=True), torch.randn(16, 0, 3, 3, requires_grad=True)
+    call(x, w).sum().backward()
+    with monkeypatch.context() as patched:
+        patched.setattr(gradients, "input_gradient", out_of_memory)
+        y = call(x, w)
+        with pytest.raises(RuntimeError) as raised:
+            y.sum().backward()
+        if not compiled and "printed the reason" not in str(raised.value):
+            assert type(raised.value) is torch.OutOfMemoryError
+    call(x, w).sum().backward()
+    works("cpu")

@@ -118,6 +118,19 @@ def test_conv1d_against_float64(algorithm: str, dtype: torch.dtype, device: str)
             assert relative_error(y.double(), wanted) <= limit(dtype, weight.numel()), case
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_rows_output_is_no_view(grad: bool) -> None:
+    layer, x = fastconv.Conv1d(8, 16, 3, padding=1), torch.randn(2, 8, 20)
+    scale = nn.Parameter(torch.full((1,), 2.0))
+    for call in (layer, lambda x: fastconv.conv1d(x, layer.weight, layer.bias, padding=1)):
+        for _ in range(2):
+            with torch.set_grad_enabled(grad):
+                y = call(x)
+            expected = 2 * y.detach()
+            assert torch.equal(y.mul_(scale), expected)
+            assert y.detach_().shape == (2, 16, 20)
+
+
 def test_winograd_serves_a_transposed_convolution() -> None:
     x, weight, bias, arguments = transposed_case(TRANSPOSED[2], "cpu")
     y = fastconv.conv_transpose2d(x, weight, bias, algorithm="winograd_f2", **arguments)

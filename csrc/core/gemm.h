@@ -33,4 +33,8 @@ struct GemmEnd {
   std::size_t workspace_bytes = 0;
 };
 
+// What of an end is left to do. All but ReLU is done where no kernel of the library is known to keep NaN through its
+// own, nothing where the library has none that ends so.
+enum class EndLeft : std::uint8_t { nothing, relu, all };
+
 }  // namespace fastconv

@@ -58,8 +58,9 @@ struct WeightGradientArgs {
   const KernelPlan* kernel_plan;
 };
 
-struct GemmArgs;    // core/gemm.h
-struct GemmEnd;     // likewise
+struct GemmArgs;  // core/gemm.h
+struct GemmEnd;   // likewise
+enum class EndLeft : std::uint8_t;
 struct WaitReport;  // hopper/wait_report.h
 
 // A reference to a function of a range, for the length of a call.
@@ -87,9 +88,8 @@ class Runtime {
   virtual WaitReport* wait_report() const { return nullptr; }  // where kernels note a wait that has expired
   // The library's GEMM on stream(). On the CPU: f32 only.
   virtual void gemm(const GemmArgs& args) = 0;
-  // The same with what follows it in the same kernel, on CUDA alone. False: all but the ReLU, because no kernel of the
-  // library is known to keep NaN through its own.
-  virtual bool gemm_with_end(const GemmArgs& args, const GemmEnd& end) = 0;
+  // The same with what follows it in the same kernel, as far as there is one; on CUDA alone.
+  virtual EndLeft gemm_with_end(const GemmArgs& args, const GemmEnd& end) = 0;
   // body(begin, end) over disjoint ranges on torch's thread pool; serial when called from inside itself.
   virtual void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t grain, RangeFunction body) const = 0;
 };

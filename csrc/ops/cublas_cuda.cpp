@@ -15,6 +15,7 @@
 #include <iterator>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <ranges>
 #include <string>
 #include <tuple>
@@ -223,15 +224,22 @@ class Product {
 // first time that it comes up. On a stream of its own, so that a capture under way does not notice.
 class NanTrial {
  public:
-  // Nothing is known where there is no memory to try it in.
-  bool passes(void* handle, const GemmArgs& args, const GemmEnd& end, const Algorithm& algorithm) {
+  enum class Verdict : std::uint8_t {
+    keeps,
+    loses,
+    unfit,    // for so small a product, so that nothing is known
+    starved,  // of memory: another time it may be tried
+  };
+
+  Verdict of(void* handle, const GemmArgs& args, const GemmEnd& end, const Algorithm& algorithm) {
     const auto key = std::tuple(algorithm, args.in, args.out, args.tf32, end.bias != nullptr, end.residual != nullptr);
     const auto known = verdicts_.find(key);
     if (known != verdicts_.end()) return known->second;
     const RelaxedCapture relaxed;
-    return get_memory() && (verdicts_[key] = try_it(handle, args, end, algorithm));
+    const Verdict found = get_memory() ? try_it(handle, args, end, algorithm) : Verdict::starved;
+    if (found == Verdict::keeps || found == Verdict::loses) verdicts_.emplace(key, found);
+    return found;
   }
-  bool has_memory() const { return zeros_ != nullptr; }
 
  private:
   static constexpr std::int64_t most_pixels = 256, most_filters = 256, most_terms = 1024;
@@ -239,10 +247,10 @@ class NanTrial {
   static_assert(std::max(most_pixels, most_filters) * most_terms * sizeof(float) <= operand_bytes);
 
   bool get_memory() {
-    if (has_memory()) return true;
-    if (stream_ == nullptr) check_cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-    void* memory = nullptr;
-    if (cudaMalloc(&memory, 2 * operand_bytes + workspace_bytes) != cudaSuccess) {
+    void* memory = zeros_;
+    if (memory != nullptr) return true;
+    if ((stream_ == nullptr && cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) != cudaSuccess) ||
+        cudaMalloc(&memory, 2 * operand_bytes + workspace_bytes) != cudaSuccess) {
       static_cast<void>(cudaGetLastError());  // else the next launch would report it
       return false;
     }
@@ -250,7 +258,7 @@ class NanTrial {
     return true;
   }
 
-  bool try_it(void* handle, GemmArgs args, GemmEnd end, const Algorithm& algorithm) {
+  Verdict try_it(void* handle, GemmArgs args, GemmEnd end, const Algorithm& algorithm) {
     args.m = std::min(args.m, most_pixels), args.n = std::min(args.n, most_filters);
     args.k = std::min(args.k, most_terms);
     args.lda = args.ldb = args.k, args.ldd = args.n;
@@ -259,16 +267,20 @@ class NanTrial {
     end.bias = end.bias != nullptr ? zeros_ : nullptr, end.residual = end.residual != nullptr ? zeros_ : nullptr;
     end.workspace = outputs + operand_bytes, end.workspace_bytes = workspace_bytes;
     const Product product(args, end, true);
-    if (!product.takes(handle, algorithm, workspace_bytes)) return false;
+    if (!product.takes(handle, algorithm, workspace_bytes)) return Verdict::unfit;
     check_cuda(cudaMemsetAsync(zeros_, 0, 2 * operand_bytes, stream_), "cudaMemsetAsync");
-    if (product.run(handle, args, end, algorithm, std::nanf(""), stream_) != 0) return false;
+    if (product.run(handle, args, end, algorithm, std::nanf(""), stream_) != 0) {
+      static_cast<void>(cudaGetLastError());
+      return Verdict::starved;
+    }
     const std::size_t count = static_cast<std::size_t>(args.m * args.n);
     std::vector<char> bytes(count * size_of(args.out));
     check_cuda(cudaMemcpyAsync(bytes.data(), outputs, bytes.size(), cudaMemcpyDeviceToHost, stream_),
                "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
-    return std::ranges::all_of(std::views::iota(std::size_t{0}, count),
-                               [&](std::size_t i) { return is_nan(bytes.data(), i, args.out); });
+    const bool keeps = std::ranges::all_of(std::views::iota(std::size_t{0}, count),
+                                           [&](std::size_t i) { return is_nan(bytes.data(), i, args.out); });
+    return keeps ? Verdict::keeps : Verdict::loses;
   }
 
   static bool is_nan(const char* values, std::size_t i, DType dtype) {
@@ -281,50 +293,58 @@ class NanTrial {
 
   cudaStream_t stream_ = nullptr;
   char* zeros_ = nullptr;
-  std::map<std::tuple<Algorithm, DType, DType, bool, bool, bool>, bool> verdicts_;
+  std::map<std::tuple<Algorithm, DType, DType, bool, bool, bool>, Verdict> verdicts_;
 };
 
 // The algorithm of each product that was met, on a device.
 class Choices {
  public:
   struct Choice {
-    Algorithm algorithm;
-    bool relu;
+    std::optional<Algorithm> algorithm;  // none: the library has no product that ends so
+    bool relu = false;                   // whether that ends in it
+    int calls = forever;                 // that it serves
   };
 
   static Choice of(void* handle, const GemmArgs& args, const GemmEnd& end, int device) {
-    static std::mutex mutex;
-    static std::map<int, Choices> devices;
-    const std::lock_guard lock(mutex);
-    return devices[device].find(handle, args, end);
+    static auto* const mutex = new std::mutex;  // never destroyed: threads may outlive static objects
+    static auto* const devices = new std::map<int, Choices>;
+    const std::lock_guard lock(*mutex);
+    return (*devices)[device].find(handle, args, end);
   }
 
  private:
   using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, DType,
                          DType, bool, bool, bool, bool, std::size_t>;
   static constexpr std::size_t most = 4096;  // of which each is found again in some 50 us
+  static constexpr int forever = -1, starved_calls = 1000;
 
   Choice find(void* handle, const GemmArgs& args, const GemmEnd& end) {
     const Key key(args.m, args.n, args.k, args.lda, args.ldb, args.ldd, args.in, args.out, args.tf32,
                   end.bias != nullptr, end.residual != nullptr, end.relu, end.workspace_bytes);
     const auto known = choices_.find(key);
-    if (known != choices_.end()) return known->second;
-    const Choice choice = choose(handle, args, end);
-    if (choice.relu != end.relu && !trial_.has_memory()) return choice;  // there may be some another time
+    if (known != choices_.end()) {
+      if (known->second.calls == forever || --known->second.calls > 0) return known->second;
+      choices_.erase(known);
+    }
     if (choices_.size() == most) choices_.clear();
-    return choices_.emplace(key, choice).first->second;
+    return choices_.emplace(key, choose(handle, args, end)).first->second;
   }
 
   Choice choose(void* handle, const GemmArgs& args, const GemmEnd& end) {
+    Choice choice;
     if (end.relu) {
       for (const HeuristicResult& each : Product(args, end, true).algorithms(handle, end.workspace_bytes)) {
-        if (trial_.passes(handle, args, end, each.algorithm)) return {each.algorithm, true};
+        const NanTrial::Verdict verdict = trial_.of(handle, args, end, each.algorithm);
+        if (verdict == NanTrial::Verdict::keeps) return {each.algorithm, true};
+        if (verdict == NanTrial::Verdict::starved) {
+          choice.calls = starved_calls;
+          break;
+        }
       }
     }
     const auto without = Product(args, end, false).algorithms(handle, end.workspace_bytes);
-    if (without.empty())
-      throw DeviceError(text_of("cuBLASLt has no product of ", args.m, " x ", args.n, " x ", args.k));
-    return {without.front().algorithm, false};
+    if (!without.empty()) choice.algorithm = without.front().algorithm;
+    return choice;
   }
 
   NanTrial trial_;
@@ -350,12 +370,16 @@ void cublas_gemm(const GemmArgs& args) {
   check_cublas(status, "cublasGemmStridedBatchedEx");
 }
 
-bool cublas_gemm_with_end(const GemmArgs& args, const GemmEnd& end, int device, cudaStream_t stream) {
+EndLeft cublas_gemm_with_end(const GemmArgs& args, const GemmEnd& end, int device, cudaStream_t stream) {
   void* const handle = current_handle();
   const Choices::Choice choice = Choices::of(handle, args, end, device);
-  check_cublas(Product(args, end, choice.relu).run(handle, args, end, choice.algorithm, 1.0f, stream),
+  if (!choice.algorithm) {
+    cublas_gemm(args);
+    return EndLeft::all;
+  }
+  check_cublas(Product(args, end, choice.relu).run(handle, args, end, *choice.algorithm, 1.0f, stream),
                "cublasLtMatmul");
-  return choice.relu || !end.relu;
+  return choice.relu || !end.relu ? EndLeft::nothing : EndLeft::relu;
 }
 
 }  // namespace fastconv::ops

@@ -10,6 +10,6 @@ namespace fastconv::ops {
 // On the handle's stream, torch's current one.
 void cublas_gemm(const GemmArgs& args);
 // Runtime::gemm_with_end.
-bool cublas_gemm_with_end(const GemmArgs& args, const GemmEnd& end, int device, cudaStream_t stream);
+EndLeft cublas_gemm_with_end(const GemmArgs& args, const GemmEnd& end, int device, cudaStream_t stream);
 
 }  // namespace fastconv::ops

@@ -169,10 +169,12 @@ Gradients gradients_here(const Tensor& grad, const Tensor& input, const Tensor& 
   return result;
 }
 
+// recorded: a failure is raised at the end of the backward pass (report_failure), and has no gradients; else here.
 Gradients gradients_in_python(const Tensor& grad, const Tensor& input, const Tensor& weight,
-                              const LayerSettings& settings, AccuracyClass accuracy, const Wanted& wanted) {
+                              const LayerSettings& settings, AccuracyClass accuracy, const Wanted& wanted,
+                              bool recorded) {
   using torch::stable::detail::from;
-  const std::int64_t bits = wanted[0] + 2 * wanted[1] + 4 * wanted[2];
+  const std::int64_t bits = wanted[0] + 2 * wanted[1] + 4 * wanted[2] + 8 * recorded;
   const ConvProblem& p = settings.problem;
   const IntList geometry{p.stride_h, p.stride_w, p.pad_h, p.pad_w, p.dilation_h, p.dilation_w, p.groups};
   std::array<StableIValue, 10> stack{from(grad),
@@ -194,10 +196,10 @@ Gradients gradients_in_python(const Tensor& grad, const Tensor& input, const Ten
 
 // What has no value yet of what is wanted.
 void complete_in_python(Gradients& result, const Tensor& grad, const Tensor& input, const Tensor& weight,
-                        const LayerSettings& settings, AccuracyClass accuracy, Wanted wanted) {
+                        const LayerSettings& settings, AccuracyClass accuracy, Wanted wanted, bool recorded) {
   for (std::size_t i = 0; i < 3; ++i) wanted[i] = wanted[i] && !result[i];
   if (!wanted[0] && !wanted[1] && !wanted[2]) return;
-  const Gradients rest = gradients_in_python(grad, input, weight, settings, accuracy, wanted);
+  const Gradients rest = gradients_in_python(grad, input, weight, settings, accuracy, wanted, recorded);
   for (std::size_t i = 0; i < 3; ++i) {
     if (wanted[i]) result[i] = rest[i];
   }
@@ -234,7 +236,7 @@ std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& input, const
     if (!aoti_torch_grad_mode_is_enabled() && has_memory(grad)) {
       result = gradients_here(grad, input, weight, call.settings, call.mode, wanted);
     }
-    complete_in_python(result, grad, input, weight, call.settings, call.mode.accuracy, wanted);
+    complete_in_python(result, grad, input, weight, call.settings, call.mode.accuracy, wanted, true);
   } catch (const std::exception& error) {
     report_failure(error.what(), grad);
     result = {};
@@ -246,10 +248,10 @@ std::tuple<Tensor, Tensor, Tensor> recorded_gradients(const Tensor& input, const
 Gradients gradients_of(const Tensor& grad, const Tensor& input, const Tensor& weight, const CompiledSettings& settings,
                        const Wanted& wanted) {
   const LayerSettings layer{settings.algorithm, settings.problem, std::nullopt};
-  CallMode mode(CallMode::torch_bit);
+  CallMode mode(0);  // what PyTorch's gradient computes in is its switch's to say
   mode.accuracy = settings.accuracy;
   Gradients result = gradients_here(grad, input, weight, layer, mode, wanted);
-  complete_in_python(result, grad, input, weight, layer, mode.accuracy, wanted);
+  complete_in_python(result, grad, input, weight, layer, mode.accuracy, wanted, false);
   return result;
 }
 

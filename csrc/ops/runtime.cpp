@@ -34,7 +34,7 @@ class CpuRuntime final : public Runtime {
     const Tensor d = borrow(args.d, {args.batch, args.m, args.n}, {args.stride_d, args.ldd, 1}, cpu, dtype);
     call_dispatcher("aten::bmm", "out", a, b, d);
   }
-  bool gemm_with_end(const GemmArgs&, const GemmEnd&) override {
+  EndLeft gemm_with_end(const GemmArgs&, const GemmEnd&) override {
     throw DeviceError("gemm_with_end on a CPU");  // whose passes over what is in its caches cost little
   }
 

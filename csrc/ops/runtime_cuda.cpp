@@ -68,7 +68,7 @@ class CudaRuntime final : public Runtime {
   }
 
   void gemm(const GemmArgs& args) override { cublas_gemm(args); }
-  bool gemm_with_end(const GemmArgs& args, const GemmEnd& end) override {
+  EndLeft gemm_with_end(const GemmArgs& args, const GemmEnd& end) override {
     return cublas_gemm_with_end(args, end, device_.index, static_cast<cudaStream_t>(stream_));
   }
 

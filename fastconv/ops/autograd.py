@@ -443,8 +443,8 @@ def _gradients_in_python(
     grad: Tensor, input: Tensor, weight: Tensor, geometry: Sequence[int], transposed: bool, algorithm: str,
     precision: str, max_error: float, max_workspace: int, wanted: int,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """The gradients of input (wanted & 1), weight (2) and bias (4); differentiable where gradients are recorded.
-    max_error, max_workspace: 0 and -1 are none."""
+    """The gradients of input (wanted & 1), weight (2) and bias (4); differentiable where gradients are recorded. 8: in
+    a backward pass, which raises what goes wrong at its end. max_error, max_workspace: 0 and -1 are none."""
     try:
         split = Geometry(geometry[0:2], geometry[2:4], geometry[4:6], geometry[6])
         limits = max_error or None, None if max_workspace < 0 else max_workspace
@@ -476,6 +476,8 @@ def _gradients_in_python(
         if dx is not None:
             dx = dx.contiguous(memory_format=memory_format)
     except Exception as error:
+        if not wanted & 8:
+            raise
         _raise_at_the_end(error)
         return None, None, None
     return dx, dw, db

@@ -167,8 +167,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   double bytes = problem.compulsory_bytes();
   if (chunk.finishes) bytes += 2.0 * outputs * (chunk.staged ? sizeof(float) : size_of(problem.dtype));
   // The library's kernels for halves at such places store them one by one: known of one layer of 64 filters.
-  if (half && in_parts_of_sectors(problem))
-    bytes += 4.0 * outputs * static_cast<double>(size_of(problem.dtype));
+  if (half && in_parts_of_sectors(problem)) bytes += 4.0 * outputs * static_cast<double>(size_of(problem.dtype));
   const LibraryTimes times = cublas_times(problem);
   const double product_us = tensor_cores ? 1e-3 * times.term * terms + times.products * tiles_us(problem, device)
                                          : plain_product_us(problem, terms, device);

@@ -37,10 +37,10 @@ inline const void* advance(const void* base, std::int64_t elements, DType dtype)
 //   weight   [K, C/G*R*S], also seen as [G, K/G, C/G*R*S]
 //   columns  NHWC: [samples*rows*Q, C*R*S], in which group g is a range of columns
 //            NCHW: [samples, C*R*S, rows*Q], in which group g is a range of rows; line pitch column_pitch
-// end: of one group in NHWC, or null. Returns whether nothing is left of it.
-inline bool multiply(const ConvProblem& problem, const Chunk& chunk, DType in, const void* weight, const void* columns,
-                     std::int64_t column_pitch, void* product, std::int64_t ldd, DType out, const GemmEnd* end,
-                     Runtime& runtime) {
+// end: of one group in NHWC, or null. Returns what is left of it.
+inline EndLeft multiply(const ConvProblem& problem, const Chunk& chunk, DType in, const void* weight,
+                        const void* columns, std::int64_t column_pitch, void* product, std::int64_t ldd, DType out,
+                        const GemmEnd* end, Runtime& runtime) {
   const std::int64_t depth = problem.c_per_group() * problem.r * problem.s, groups = problem.groups;
   const std::int64_t pixels = chunk.rows * problem.q(), k = problem.k_per_group();
   GemmArgs gemm;
@@ -55,7 +55,7 @@ inline bool multiply(const ConvProblem& problem, const Chunk& chunk, DType in, c
     gemm.d = product, gemm.stride_d = k;
     if (end != nullptr) return runtime.gemm_with_end(gemm, *end);
     runtime.gemm(gemm);
-    return true;
+    return EndLeft::nothing;
   }
   // The weight repeats with the samples and the columns do not, so one stride cannot walk over both: batch the longer.
   const bool batch_samples = chunk.samples >= groups;
@@ -71,7 +71,7 @@ inline bool multiply(const ConvProblem& problem, const Chunk& chunk, DType in, c
     gemm.d = const_cast<void*>(advance(product, i * (batch_samples ? 1 : groups) * k * ldd, out));
     runtime.gemm(gemm);
   }
-  return true;
+  return EndLeft::nothing;
 }
 
 // unroll(chunk, columns) writes a chunk's columns as described above (line pitch rows*Q);
@@ -110,9 +110,10 @@ void run_chunks(const ConvArgs& args, Runtime& runtime, Unroll&& unroll, Finish&
       } else {
         void* y = const_cast<void*>(advance(args.y, view.offset, problem.dtype));
         if (args.residual != nullptr) end.residual = advance(args.residual, view.offset, problem.dtype);
-        const bool done = multiply(problem, chunk, plan.gemm_type, weight, source, column_pitch, y, view.pitch,
-                                   problem.dtype, plan.ends ? &end : nullptr, runtime);
-        if (!done) clamp(view);
+        const EndLeft left = multiply(problem, chunk, plan.gemm_type, weight, source, column_pitch, y, view.pitch,
+                                      problem.dtype, plan.ends ? &end : nullptr, runtime);
+        if (left == EndLeft::relu) clamp(view);
+        if (left == EndLeft::all) finish(view, nullptr);
       }
       if (plan.finishes) finish(view, plan.staged ? product : nullptr);
     }

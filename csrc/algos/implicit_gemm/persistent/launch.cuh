@@ -134,6 +134,8 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
       params.residual_stages > 0
           ? make_map(args.residual, problem.dtype, problem.p(), problem.q(), problem.k, 0, y_box, params.in_a_row)
           : CUtensorMap{};
+  Params<T> products = params;
+  if (params.partial != nullptr) products.epilogue.residual = nullptr;  // reduce_split_k has the epilogue
   const int blocks = static_cast<int>(blocks_at_once(plan, runtime.device().processors));
   const int cluster = plan.clusters ? static_cast<int>(plan.split_k) : 1;
   const auto run_tile = [&](auto filter_tile) {
@@ -143,7 +145,7 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
         constexpr bool fits = row_blocks() == 1 || filter_tile() <= max_filters_of_two_rows(accumulators);
         if constexpr (fits && (source() != Source::affine || has_affine_kernel(filter_tile(), row_blocks()))) {
           launch<Shape<T, mode, filter_tile(), row_blocks(), source(), gated>>(
-              params, x_map, y_map, residual_map, plan.shared_bytes(), blocks, cluster, stream);
+              products, x_map, y_map, residual_map, plan.shared_bytes(), blocks, cluster, stream);
         }
       });
     });
