@@ -4,10 +4,9 @@
 
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 
+#include "core/device_error.h"
 #include "core/problem.h"
 
 #ifdef __CUDACC__
@@ -114,9 +113,7 @@ template <auto... constants, typename Value, typename Visitor>
 void dispatch_value(Value value, const Visitor& visit) {
   const bool found =
       ((value == constants && (visit(std::integral_constant<decltype(constants), constants>{}), true)) || ...);
-  if (!found) {
-    throw std::logic_error("dispatch_value: nothing is compiled for " + std::to_string(static_cast<long long>(value)));
-  }
+  if (!found) throw_not_compiled(static_cast<long long>(value));
 }
 
 // Calls `visit` with a value of the element type: dispatch(dtype, [&](auto zero) { using T = decltype(zero); ... }).

@@ -3,23 +3,23 @@
 
 #include <cuda_runtime_api.h>
 
-#include <atomic>
 #include <cstdint>
 
 #include "device/cuda_check.h"
 
 namespace fastconv {
 
-// Calls set(), whose type is its own for every kernel, once for each device.
+// Calls set(), whose type is its own for every kernel, once for each device. With the compiler's atomic operations:
+// <atomic> has headers of exceptions and strings, which each CUDA source would compile for every architecture.
 template <typename Set>
 void once_for_each_device(const char* what, const Set& set) {
-  static std::atomic<std::uint64_t> devices{0};
+  static std::uint64_t devices = 0;
   int device = 0;
   check_cuda(cudaGetDevice(&device), what);
   const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
-  if ((devices.load(std::memory_order_relaxed) & bit) != 0) return;
+  if ((__atomic_load_n(&devices, __ATOMIC_RELAXED) & bit) != 0) return;
   set();
-  devices.fetch_or(bit, std::memory_order_relaxed);
+  __atomic_fetch_or(&devices, bit, __ATOMIC_RELAXED);
 }
 
 // Lets blocks of `kernel` have so many bytes, always the same for one kernel. rest_is_cache: and asks for no more of
