@@ -201,6 +201,23 @@ def test_threads_share_a_layer() -> None:
     check(layer, x)
 
 
+@pytest.mark.parametrize("algorithm", ["winograd_f4", "implicit_gemm", "winograd_fused", "winograd_megakernel"])
+def test_threads_with_weights_of_their_own_share_a_layer(algorithm: str) -> None:
+    """As `functional_call` and shallow copies do: nobody reads what another has packed."""
+    first = fastconv.Conv2d(32, 32, 3, padding=1, algorithm=algorithm, precision="fp32").requires_grad_(False)
+    second = copy.copy(first)
+    second.__dict__["_parameters"] = {"weight": nn.Parameter(torch.randn(32, 32, 3, 3), False), "bias": first.bias}
+
+    def wrong(layer: fastconv.Conv2d) -> int:
+        x = torch.randn(2, 32, 24, 24)
+        expected = F.conv2d(x.double(), layer.weight.double(), layer.bias.double(), padding=1)
+        return sum(float((layer(x) - expected).abs().max()) > 1e-3 for _ in range(40))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(wrong, (first, second))) == [0, 0]
+    assert wrong(first) == wrong(second) == 0  # in turns, too
+
+
 def test_a_copy_knows_nothing() -> None:
     layer, x = known()
     assert layer._fastconv.inferred is not None

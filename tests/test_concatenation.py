@@ -12,7 +12,7 @@ import torchvision
 from concatenating import CASES, NORMS, Model, calibrated, cat, dense, model, picture, resized
 from layers import relative_error
 from rewriting import OURS, check, compiled
-from torch import Tensor
+from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -258,3 +258,28 @@ def test_inductor_reads_and_writes_one_tensor():
         exact = copy.deepcopy(network).double()(x.double())
     assert relative_error(y.double(), exact) < 1e-5
     assert compiled.report.concatenations == {"": 2}
+
+
+class Views(nn.Module):
+    def __init__(self, copies: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.copies = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1), copies
+
+    def forward(self, x):
+        y = self.a(x)
+        whole = torch.cat([y, self.b(x)], 1)
+        return (whole.clone() if self.copies else y).permute(0, 2, 3, 1), whole
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_views_that_are_returned_are_as_they_were(copies):
+    """Of their own strides and memory: whoever gets one may take a view of it, or write to it."""
+    layers = Views(copies).eval().to(memory_format=torch.channels_last)
+    function, backend = compiled(layers, FROZEN)
+    x = torch.randn(2, 8, 7, 9).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        (view, whole), expected = function(x), layers(x)
+        assert backend.count(ops.conv2d_packed_scatter_op) > 0
+        assert [value.stride() for value in (view, whole)] == [value.stride() for value in expected]
+        view.zero_()
+    torch.testing.assert_close(whole, expected[1], rtol=1e-4, atol=1e-4)

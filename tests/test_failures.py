@@ -38,8 +38,13 @@ def works(device: str) -> None:
 @pytest.mark.parametrize("algorithm", ["auto", "torch"])
 @pytest.mark.parametrize(
     ("images", "weight", "arguments"),
-    [(2, (4, 3, 0, 3), {}), (2, (4, 3, 3, 3), {"stride": 1 << 31}), (0, (4, 3, 3, 0), {})],
-    ids=["no_rows", "stride", "no_images"],  # the last one is an IndexError of PyTorch's on the CPU
+    [
+        (2, (4, 3, 0, 3), {}),
+        (2, (4, 3, 3, 3), {"stride": 1 << 31}),
+        (0, (4, 3, 3, 0), {}),
+        (1, (2, 3, 2, 2), {"padding": 1 << 30}),
+    ],
+    ids=["no_rows", "stride", "no_images", "padding"],  # the last one is an IndexError of PyTorch's on the CPU
 )
 def test_what_pytorch_refuses(
     device: str, algorithm: str, images: int, weight: tuple[int, ...], arguments: dict

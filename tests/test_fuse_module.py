@@ -137,7 +137,11 @@ def test_models_that_cannot_be_traced() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return self.conv(x)
 
-    for forward, message in ((branch, "control flow.*swap_"), (autocast, "autocast")):
+    def no_autocast(self: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.conv(x)
+
+    for forward, message in ((branch, "control flow.*swap_"), (autocast, "autocast"), (no_autocast, "autocast")):
         with pytest.raises(fastconv.UnsupportedError, match=f"(?s)cannot be traced.*{message}"):
             fastconv.fuse(Function(forward).eval())
     with pytest.raises(fastconv.UnsupportedError, match=r"not there yet, 0\.weight; call it once"):

@@ -419,6 +419,41 @@ def test_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert codes(result) == ["", "", ""]
 
 
+class Correlation(nn.Module):
+    """As many channels as pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, c, h, w = x.shape
+        rows = self.a(x).permute(0, 2, 3, 1).reshape(n, h * w, c)
+        volume = torch.bmm(rows, rows.transpose(1, 2)).view(n, h, w, h * w).permute(0, 3, 1, 2)
+        return torch.cat([self.b(x), volume], 1)
+
+
+def test_channels_that_are_a_matter_of_sizes() -> None:
+    layers = Correlation().eval().to(memory_format=torch.channels_last)
+    fused = fastconv.fuse(layers, algorithm="implicit_gemm")
+    with torch.no_grad():
+        for height in range(24, 2, -2):  # more sizes than code is made for
+            x = torch.randn(1, 8, height, 4).to(memory_format=torch.channels_last)
+            torch.testing.assert_close(fused(x), layers(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_graph_that_was_edited_is_what_runs() -> None:
+    layers = Correlation().eval().to(memory_format=torch.channels_last)
+    fused = fastconv.fuse(layers, algorithm="implicit_gemm")
+    x = torch.randn(1, 8, 6, 4).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        y, output = fused(x), fused.graph.output_node()
+        with fused.graph.inserting_before(output):
+            output.args = (fused.graph.call_function(torch.neg, (output.args[0],)),)
+        fused.recompile()
+        torch.testing.assert_close(fused(x), -y)
+
+
 def test_values_that_are_not_known_before() -> None:
     """A model with a function that needs its values is left as it is; sizes that differ are an error, as they are in
     torch.cat."""

@@ -76,6 +76,7 @@ CASES = [
     Case(2, 264, 13, 11, 64, 1, 1),
     Case(40, 64, 3, 4, 256, 1, 1),  # several images to a chunk
     Case(1, 24, 5, 5, 8, 1, 1),
+    Case(3, 65, 13, 13, 64, 3, 3, padding=1),  # an odd number of elements before the gradient's
 ]
 POINTWISE = CASES[-4:]
 

@@ -241,6 +241,22 @@ def test_absurd_geometry_is_refused_or_planned(device, change, value):
                 assert not row["ok"], row
 
 
+@pytest.mark.parametrize("device", [_C.h200_device(), _C.cpu_device(2)], ids=["cuda", "cpu"])
+def test_outputs_beyond_the_kernels_numbers_are_refused(device):
+    """By rows, whose number padding brings beyond 31 bits, and by what plans multiply them with."""
+    row = _C.ConvProblem(1, 8, 2**31 - 1, 1, 4, 3, 3, padding=(2, 1))
+    taps = _C.ConvProblem(1, 1, 1, 1, 2, 2, 2, padding=(2**30, 2**30))
+    for problem in (row, taps):
+        for row in _C.candidates(problem, device):
+            assert row["algorithm"] == "torch" or row["code"] == "size", row
+
+
+def test_an_empty_batch_of_ranges_is_planned():
+    geometry = {"padding": (1, 1), "dtype": "float16", "layout": "nhwc"}
+    problem = _C.ConvProblem(0, 64, 7, 7, 256, 3, 3, **geometry, residual=True, y_channels=512)
+    assert any(row["ok"] for row in _C.candidates(problem, _C.h200_device()))
+
+
 @pytest.mark.parametrize("sizes", [{"c": 3_000_000}, {"k": 3_000_000}])
 def test_channels_beyond_a_grid_are_refused_on_cuda(sizes):
     problem = _C.ConvProblem(**{"n": 1, "c": 8, "h": 4, "w": 4, "k": 8, "r": 3, "s": 3, "padding": (1, 1)} | sizes)

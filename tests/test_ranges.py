@@ -188,6 +188,18 @@ def test_residuals(algorithm, cls, device):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("algorithm", OWN)
+def test_a_residual_where_the_output_goes(algorithm, device):
+    shape = Shape(2, 16, 9, 11, 16, 3, 3, padding=(1, 1))
+    if not list(supported(algorithm, [shape], "fp32", "nhwc", device)):
+        pytest.skip(f"{algorithm} does not take the shape")
+    case = make_case(shape, "fp32", "nhwc", device, Epilogue(bias=True, residual=True, activation="relu"))
+    out = case.residual.clone(memory_format=torch.preserve_format)
+    into(out, case, algorithm, "fp32", residual=out)
+    assert not yardstick(case, "fp32").violations(out, algorithm, "fp32")
+
+
 def test_ranges_that_overlap_nothing_else():
     """A dense block: each convolution reads the channels before and writes those behind, in one tensor."""
     torch.manual_seed(0)

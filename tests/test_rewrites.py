@@ -384,3 +384,23 @@ def test_inputs_are_expected_in_channels_last():
     (image, weight, *_), _ = second.meta["eager_input_vals"]
     assert image.is_contiguous(memory_format=torch.channels_last)
     assert weight is second.args[1].meta["val"]
+
+
+def test_what_is_known_at_run_time_alone_stays_pytorchs():
+    """Groups that are images, as of a modulated convolution; a slope that is a size."""
+
+    def modulated(x, w, s):
+        n, c, *size = x.shape
+        weight = (w[None] * s[:, None, :, None, None]).reshape(-1, c, 3, 3)
+        return F.conv2d(x.reshape(1, n * c, *size), weight, padding=1, groups=n).reshape(n, -1, *size)
+
+    def leaky(x, w, s):
+        return F.leaky_relu(F.conv2d(x, w, padding=1), s.shape[0] * 0.1)
+
+    w = torch.randn(8, 4, 3, 3)
+    for function in (modulated, leaky):
+        call, _ = compiled(function)
+        for n in (2, 3, 5):
+            arguments = torch.randn(n, 4, 8, 8), w, torch.randn(n, 4)
+            with torch.no_grad():
+                torch.testing.assert_close(call(*arguments), function(*arguments), rtol=1e-4, atol=1e-4)

@@ -29,9 +29,13 @@ std::size_t nhwc_input_bytes(const ConvProblem& problem) {
   return align_bytes(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
 }
 
+std::size_t nhwc_grad_offset(const ConvProblem& problem) {
+  return align_bytes(static_cast<std::size_t>(problem.n * problem.c * problem.h * problem.w) * size_of(problem.dtype));
+}
+
 std::size_t nhwc_operand_bytes(const ConvProblem& problem) {
-  const std::int64_t input = problem.n * problem.c * problem.h * problem.w;
-  return align_bytes(static_cast<std::size_t>(input + problem.output_numel()) * size_of(problem.dtype));
+  return nhwc_grad_offset(problem) +
+         align_bytes(static_cast<std::size_t>(problem.output_numel()) * size_of(problem.dtype));
 }
 
 std::size_t size_of(DType dtype) {

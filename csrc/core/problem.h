@@ -105,8 +105,9 @@ ConvProblem without_ranges(const ConvProblem& problem);
 
 // Of a copy of the input in NHWC, in a workspace (ConvPlan::reads_nhwc).
 std::size_t nhwc_input_bytes(const ConvProblem& problem);
-// Of both operands of a weight gradient, one behind the other.
+// Of both operands of a weight gradient, one behind the other; and where the second one, the gradient, begins.
 std::size_t nhwc_operand_bytes(const ConvProblem& problem);
+std::size_t nhwc_grad_offset(const ConvProblem& problem);
 
 std::size_t hash_value(const ConvProblem& problem);
 

@@ -1,5 +1,6 @@
 #include "ops/arguments.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/integers.h"
@@ -109,6 +110,8 @@ ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layou
                    "; expected 4 dimensions [N, C, H, W]");
   FASTCONV_REQUIRE(weight_shape.size() == 4, "weight has shape ", to_text(weight_shape),
                    "; expected 4 dimensions [K, C/groups, R, S]");
+  FASTCONV_REQUIRE(std::ranges::none_of(weight_shape, [](std::int64_t size) { return size < 0; }), "weight has shape ",
+                   to_text(weight_shape), "; expected no negative size");
   FASTCONV_REQUIRE(arguments.stride.size() == 2 && arguments.stride[0] > 0 && arguments.stride[1] > 0, "stride is ",
                    to_text(arguments.stride), "; expected two positive integers");
   FASTCONV_REQUIRE(arguments.padding.size() == 2 && arguments.padding[0] >= 0 && arguments.padding[1] >= 0,

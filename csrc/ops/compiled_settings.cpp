@@ -1,5 +1,6 @@
 #include "ops/compiled_settings.h"
 
+#include <cstdlib>
 #include <sstream>
 #include <unordered_map>
 #include <utility>
@@ -15,14 +16,15 @@ const CompiledSettings& settings_of_text(const std::string& text, std::size_t co
   if (found != known.end() && found->second.sizes.size() == count) return found->second;
   CompiledSettings s;
   std::istringstream in(text);
-  std::string max_error, max_workspace, rest;
-  in >> s.algorithm >> s.precision >> s.activation >> s.negative_slope >> s.backend_flags >> s.residual_after >>
-      s.max_pool >> max_error >> max_workspace;
+  std::string slope, max_error, max_workspace, rest;
+  in >> s.algorithm >> s.precision >> s.activation >> slope >> s.backend_flags >> s.residual_after >> s.max_pool >>
+      max_error >> max_workspace;
   for (std::int64_t size = 0; s.sizes.size() < count && in >> size;) s.sizes.push_back(size);
   FASTCONV_REQUIRE(in && !(in >> rest), "settings are '", text,
                    "'; expected algorithm, precision, activation, negative_slope, backend_flags, residual_after, "
                    "max_pool, max_error, max_workspace and ",
                    count, " sizes");
+  s.negative_slope = std::strtod(slope.c_str(), nullptr);  // "inf", too, which streams do not read
   if (max_error != "None") s.max_error = std::stod(max_error);
   if (max_workspace != "None") s.max_workspace = std::stoll(max_workspace);
   const auto g = s.sizes.end() - 7;

@@ -245,8 +245,10 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
                                            : aligned(in_layout(*weight, Layout::nchw));
   const std::size_t packed_bytes = pack_here ? align_bytes(choice.algorithm->packed_weight(problem, device).bytes) : 0;
   GuardedBytes workspace(packed_bytes + choice.plan.workspace_bytes, input);
-  const bool is_direct =
-      around.out && !choice.plan.activates_apart && (problem.y_channels != 0 || is_written(*around.out, problem));
+  // A residual that lies where y goes may be read behind the first writes.
+  const bool is_in_place = residual && around.out && residual->const_data_ptr() == around.out->const_data_ptr();
+  const bool is_direct = around.out && !choice.plan.activates_apart &&
+                         (problem.y_channels != 0 || (!is_in_place && is_written(*around.out, problem)));
   GuardedOutput output = is_direct ? GuardedOutput(*around.out) : GuardedOutput(input, problem);
   auto* base = static_cast<char*>(workspace.data());
   const void* weight_data = filters.const_data_ptr();

@@ -104,8 +104,8 @@ Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Gradi
   };
   const bool may_have_gaps =
       std::min(p.r, p.s) < std::max(p.stride_h, p.stride_w) || p.dilation_h > 1 || p.dilation_w > 1;
-  for (std::int64_t y = 0; y < p.stride_h; ++y) {
-    for (std::int64_t x = 0; x < p.stride_w; ++x) {
+  for (std::int64_t y = 0; y < std::min(p.stride_h, p.h); ++y) {
+    for (std::int64_t x = 0; x < std::min(p.stride_w, p.w); ++x) {
       const GradientPart rows = h.phase(y), columns = w.phase(x);
       if (rows.rows == 0 || columns.rows == 0) continue;
       const Tensor filter = flipped_filter(weight, p, rows.taps, columns.taps, runtime);
@@ -186,6 +186,8 @@ Tensor input_gradient(const Tensor& grad, const Tensor& weight, std::optional<Te
       input_gradient_problem(settings, sizes_of(input_size), grad, weight, bias, accuracy_from_name(precision));
   FASTCONV_REQUIRE(problem, "grad ", to_text(shape_of(grad)), " and weight ", to_text(shape_of(weight)),
                    " do not make an input gradient ", to_text(input_size));
+  FASTCONV_REQUIRE(!together || may_be_together(*problem),
+                   "together is True; expected one group, no dilation and a stride");
   const auto method = together ? InputGradientMethod::together : InputGradientMethod::phases;
   return input_gradient_by_convolutions(method, algorithm, *problem, grad, weight, bias);
 }

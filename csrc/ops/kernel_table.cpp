@@ -98,7 +98,7 @@ PlannedOperands bring_into_layout(const ConvPlan& plan, const ConvProblem& probl
                                   void* workspace, Runtime& runtime) {
   if (!plan.reads_nhwc || problem.layout == Layout::nhwc) return {x, grad, problem.layout};
   char* x_target = static_cast<char*>(workspace) + plan.workspace_bytes - nhwc_operand_bytes(problem);
-  char* grad_target = x_target + problem.n * problem.c * problem.h * problem.w * size_of(problem.dtype);
+  char* grad_target = x_target + nhwc_grad_offset(problem);
   transpose(problem, x, x_target, runtime);
   ConvProblem of_grad = problem;
   of_grad.c = problem.k, of_grad.h = problem.p(), of_grad.w = problem.q();

@@ -28,6 +28,29 @@ bool Layer::Packed::fits(const Tensor& weight) const {
          has_shape(weight, snapshot.size(0), snapshot.size(1), snapshot.size(2), snapshot.size(3));
 }
 
+bool Layer::Packed::admits(void* stream) {
+  const std::lock_guard lock(refreshing);
+  return std::ranges::find(streams, stream) != streams.end();
+}
+
+bool Layer::Packed::hold(const Tensor& weight, bool capturing, Hold& held) {
+  held.shared = std::shared_lock(in_use);
+  if (owner == weight.const_data_ptr()) return true;
+  held.shared.unlock();
+  held.alone = std::unique_lock(in_use, std::try_to_lock);
+  if (!held.alone.owns_lock()) return false;
+  const std::lock_guard lock(refreshing);
+  if (owner != nullptr && (streams.size() > 1 || in_graph || capturing)) return false;
+  owner = weight.const_data_ptr();
+  forget_verified();
+  return true;
+}
+
+void Layer::Packed::forget_verified() {
+  verified.reset();
+  verified_on.clear();
+}
+
 bool Layer::Packed::is_verified(const Tensor& weight) const {
   if (!verified || weight.const_data_ptr() != verified->const_data_ptr()) return false;
   for (std::int64_t d = 0; d < 4; ++d) {
@@ -72,6 +95,7 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   const auto guard = device_guard(input);
   const std::unique_ptr<Runtime> runtime = make_runtime(device);
   std::shared_ptr<Packed> entry;
+  Packed::Hold held;  // until all that reads the packed weight has been launched
   if (mode.once) {
     forget_verified();
   } else if (find_kernels(algorithm, device.type).pack != nullptr) {
@@ -83,19 +107,25 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
       status = CallStatus::pack;
       return std::nullopt;
     }
+    void* const stream = runtime->stream();
+    if (entry != nullptr && !entry->admits(stream)) {
+      status = CallStatus::stream;
+      return std::nullopt;
+    }
+    if (entry != nullptr && !entry->hold(weight, capturing, held)) entry = nullptr;
     if (entry != nullptr) {
       const std::lock_guard lock(entry->refreshing);
-      if (std::ranges::find(entry->streams, runtime->stream()) == entry->streams.end()) {
-        status = CallStatus::stream;
-        return std::nullopt;
-      }
       entry->in_graph |= capturing;
-      if (!(mode.frozen && entry->is_verified(weight))) {
+      const bool is_known = mode.frozen && entry->is_verified(weight);
+      if (!is_known || std::ranges::find(entry->verified_on, stream) == entry->verified_on.end()) {
         pack(algorithm, *problem, in_layout(weight, layout_of(entry->snapshot)), entry->packed.mutable_data_ptr(),
              entry->snapshot.mutable_data_ptr(), *runtime);
-        entry->verified.reset();
-        // Not the tensor itself, which `weight.data = ...` would change. What a capture records has not happened yet.
-        if (mode.frozen && !capturing) entry->verified = call_dispatcher("aten::detach", "", weight);
+        if (!is_known) entry->forget_verified();
+        if (mode.frozen && !capturing) {  // what a capture records has not happened yet
+          // Not the tensor itself, which `weight.data = ...` would change.
+          if (!is_known) entry->verified = call_dispatcher("aten::detach", "", weight);
+          entry->verified_on.push_back(stream);
+        }
       }
     }
   }
@@ -161,13 +191,18 @@ void Layer::refresh(const Tensor& weight) {
   const std::lock_guard lock(mutex_);
   const auto guard = device_guard(weight);
   const std::unique_ptr<Runtime> runtime = make_runtime(device_of(weight));
-  for (const std::shared_ptr<Packed>& entry : packed_) {
+  std::vector<std::shared_ptr<Packed>> entries = packed_;
+  entries.insert(entries.end(), held_by_graphs_.begin(), held_by_graphs_.end());
+  for (const std::shared_ptr<Packed>& entry : entries) {
     if (!entry->fits(weight)) continue;
     ConvProblem problem = settings_.problem;
     problem.k = weight.size(0), problem.c = weight.size(1) * problem.groups;
     problem.n = 1, problem.h = problem.r = weight.size(2), problem.w = problem.s = weight.size(3);
     problem.dtype = dtype_of(weight), problem.accuracy = entry->accuracy;
+    const std::lock_guard in_use(entry->in_use);
     const std::lock_guard refreshing(entry->refreshing);
+    entry->owner = weight.const_data_ptr();
+    entry->forget_verified();
     pack(*entry->algorithm, problem, in_layout(weight, layout_of(entry->snapshot)), entry->packed.mutable_data_ptr(),
          entry->snapshot.mutable_data_ptr(), *runtime);
   }
@@ -186,7 +221,7 @@ void Layer::forget_verified() {
   const std::lock_guard lock(mutex_);
   for (const std::shared_ptr<Packed>& entry : packed_) {
     const std::lock_guard refreshing(entry->refreshing);
-    entry->verified.reset();
+    entry->forget_verified();
   }
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -102,11 +103,26 @@ class Layer {
     Tensor packed, snapshot;     // snapshot: the plain weight that it was made from
     std::vector<void*> streams;  // that may read it
     bool in_graph = false;
-    // The frozen weight that this was found to belong to. Kept, so that no other can come to lie at its address.
+    // Where the weight lies that it is of. Another one's call packs it in its place if nobody else can be reading
+    // (`in_use`), or for itself alone.
+    const void* owner = nullptr;
+    std::shared_mutex in_use{};  // shared by calls until they have launched what reads it
+    // The frozen weight that this was found to belong to, and on which streams. Kept, so that no other can come to lie
+    // at its address.
     std::optional<Tensor> verified{};
+    std::vector<void*> verified_on{};
     std::mutex refreshing{};  // else another thread could see the new snapshot with the old packing
+    // Of a call that reads it.
+    struct Hold {
+      std::shared_lock<std::shared_mutex> shared;
+      std::unique_lock<std::shared_mutex> alone;
+    };
     bool fits(const Tensor& weight) const;
-    bool is_verified(const Tensor& weight) const;
+    bool admits(void* stream);
+    // Whether a call with `weight` may read it, whose it is from then on; else it packs for itself.
+    bool hold(const Tensor& weight, bool capturing, Hold& held);
+    bool is_verified(const Tensor& weight) const;  // of some streams
+    void forget_verified();
   };
 
   // Of a transposed layer, which keeps no packed weight: its filter is flipped in every call.

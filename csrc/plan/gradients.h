@@ -52,6 +52,7 @@ enum class InputGradientMethod : std::uint8_t {
   together,  // one convolution, whose filters are the phases by the channels
 };
 const char* name_of(InputGradientMethod method);
+bool may_be_together(const ConvProblem& problem);
 
 struct InputGradientChoice {
   InputGradientMethod method = InputGradientMethod::torch;

@@ -27,6 +27,11 @@ const char* name_of(InputGradientMethod method) {
   return "?";
 }
 
+bool may_be_together(const ConvProblem& problem) {
+  return problem.stride_h * problem.stride_w != 1 && problem.dilation_h == 1 && problem.dilation_w == 1 &&
+         problem.groups == 1;
+}
+
 namespace {
 
 constexpr std::int64_t min_filters = 8;     // with fewer, most of a phase's tiles would be nearly empty
@@ -112,11 +117,6 @@ Support input_gradient_support(const std::string& name, const ConvProblem& probl
     return Support::no("padding", "the padding exceeds dilation * (kernel - 1)");
   }
   return Support::yes();
-}
-
-bool may_be_together(const ConvProblem& problem) {
-  return problem.stride_h * problem.stride_w != 1 && problem.dilation_h == 1 && problem.dilation_w == 1 &&
-         problem.groups == 1;
 }
 
 // Whether the phases are the filters of one convolution, which reads the output's gradient once but multiplies zeros:

@@ -65,12 +65,20 @@ Support supports_common(const Algorithm& algorithm, const ConvProblem& problem, 
     return Support::no("empty", "the reduction over C/groups, R, S is empty");
   }
   // Products of sizes are 64-bit, but kernels and plans hold each single one of these in 31 bits.
-  const std::int64_t largest = std::max({problem.n, problem.x_pitch(), problem.h, problem.w, problem.y_pitch(),
-                                         problem.r, problem.s, problem.stride_h, problem.stride_w, problem.pad_h,
-                                         problem.pad_w, problem.dilation_h, problem.dilation_w});
+  const std::int64_t largest =
+      std::max({problem.n, problem.x_pitch(), problem.h, problem.w, problem.y_pitch(), problem.r, problem.s,
+                problem.stride_h, problem.stride_w, problem.pad_h, problem.pad_w, problem.dilation_h,
+                problem.dilation_w, problem.p(), problem.q()});
   if (largest >= std::int64_t{1} << 31) {
     return Support::no("size", "a size, stride, padding or dilation is ", largest,
                        "; fastconv's kernels need below 2^31");
+  }
+  // The largest product of sizes in a plan: bytes of every tap's outputs (two_stage).
+  const double planes = 4.0 * static_cast<double>(problem.n) * static_cast<double>(problem.k) *
+                        static_cast<double>(problem.p()) * static_cast<double>(problem.q()) *
+                        static_cast<double>(problem.r * problem.s);
+  if (planes >= 0x1p62) {
+    return Support::no("size", "outputs times taps are ", planes / 4.0, "; fastconv's plans need below 2^60");
   }
   // Transpositions and output transforms have a row of blocks for each 32 channels; a grid has at most 65 535 rows.
   constexpr std::int64_t max_channels = 65535 * 32;

@@ -52,6 +52,7 @@ class FusedModule(fx.GraphModule):
 
     _found: tuple[Record, ...] = ()
     _lowerings: Lowerings | None = None  # None: there is nothing to lower
+    _source = ""  # that the graph was compiled to
 
     @property
     def report(self) -> RewriteReport:
@@ -70,7 +71,10 @@ class FusedModule(fx.GraphModule):
 
     def recompile(self) -> Any:
         """Of torch.fx: makes forward of the graph. Calls that `Lowerings` serves have code of their own."""
-        code = super().recompile()
+        before, code = self._source, super().recompile()
+        self._source = code.src
+        if self._lowerings is not None and self._source != before:  # of the graph as it was
+            self._lowerings = Lowerings()
         generated = type(self).forward
         signature = inspect.signature(generated)
 

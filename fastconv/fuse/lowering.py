@@ -57,6 +57,7 @@ class Lowered:
     concatenations: list[Concatenation]
     norms: set[str]  # nodes that are gone: norms, and activations behind them
     wide: set[str]  # the layers that have channels of zeros
+    channels: tuple[int, ...] = ()  # of the values of four dimensions: the code has them, and has no other sizes
 
 
 class Lowerings:
@@ -89,7 +90,9 @@ class Lowerings:
         if len(others) < _SIZES and len(self.exact) < _INPUTS:
             others.append(_lowered(model, args, found))
             self.exact[exact] = others[-1]
-        return others[-1] if others else None
+            return others[-1]
+        # Where channels are a matter of sizes, as in a correlation volume, code serves the inputs that it was made for.
+        return others[-1] if len({each.channels for each in others}) == 1 else None
 
 
 def is_candidate(graph: fx.Graph, root: nn.Module) -> bool:
@@ -132,11 +135,13 @@ def _key(model: fx.GraphModule, args: tuple[Any, ...]) -> tuple[Any, Any] | None
 def _lowered(model: fx.GraphModule, args: tuple[Any, ...], found: Iterable[Record]) -> Lowered:
     graph = copy.deepcopy(model.graph)
     edit, concatenations = rewritten(model, graph, args, found)
+    values = [value_of(node) for node in graph.nodes]
+    channels = tuple(value.shape[1] for value in values if isinstance(value, Tensor) and value.dim() == 4)
     if edit is None or not edit.finish():
-        return Lowered(None, {}, concatenations, set(), set())
+        return Lowered(None, {}, concatenations, set(), set(), channels)
     graph.lint()
     forward = type(fx.GraphModule(model, graph)).forward
-    return Lowered(forward, edit.layers, concatenations, edit.norms, edit.wide)
+    return Lowered(forward, edit.layers, concatenations, edit.norms, edit.wide, channels)
 
 
 def rewritten(

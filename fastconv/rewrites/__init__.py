@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
@@ -180,8 +181,9 @@ def rewrite(
             which this is called.
     """
     edit = Editor(graph)
-    returned: list[Any] = []
-    fx.map_arg(graph.output_node().args, lambda arg: returned.append(value_of(arg)))
+    outputs: list[fx.Node] = []
+    fx.map_arg(graph.output_node().args, outputs.append)
+    returned, roots = [value_of(node) for node in outputs], [_root(node) for node in outputs]
     for node in graph.nodes:
         if (call := call_of(node)) is not None:
             taken = describe(node, call.weight, call.stride, call.groups, "conv")
@@ -211,7 +213,7 @@ def rewrite(
         for node in graph.find_nodes(op="call_function", target=operator):
             if ops.format_of(value_of(node)) == torch.channels_last:
                 edit.expect_channels_last(node, *(node.args[place] for place in places))
-    _return_formats(graph, returned, edit)
+    _return_formats(graph, returned, roots if concatenations else [], edit)
     graph.eliminate_dead_code()
     graph.lint()
     found = [node.meta["fastconv"] for node in graph.nodes if isinstance(node.meta.get("fastconv"), Taken)]
@@ -219,16 +221,43 @@ def rewrite(
     return [*{id(taken): taken for taken in found}.values(), *left, *norms, *concatenations]
 
 
-def _return_formats(graph: fx.Graph, values: list[Any], edit: Editor) -> None:
+def _root(node: fx.Node) -> fx.Node:
+    """What a value is a view of, at last."""
+    while True:
+        schema = getattr(node.target, "_schema", None)
+        views = schema is not None and any(each.alias_info and not each.alias_info.is_write for each in schema.returns)
+        if not views and node.target is not getitem:
+            return node
+        node = node.args[0]  # type: ignore[assignment]
+
+
+def _return_formats(graph: fx.Graph, values: list[Any], roots: list[fx.Node], edit: Editor) -> None:
     """Has the graph return images in the memory formats of these values, in which eager mode returns them: whoever gets
-    them may take a view."""
+    them may take a view. Where there are ranges, of which a view may be returned, all in their strides, and those that
+    had different roots as different memory, which may be written to."""
     output, before = graph.output_node(), iter(values)
+    seen: list[fx.Node] = []
 
     def returned(arg: fx.Node) -> fx.Node:
-        old, new = next(before), value_of(arg)
-        if not isinstance(old, Tensor) or old.dim() != 4 or ops.format_of(old) == ops.format_of(new):
+        old, new, place = next(before), value_of(arg), len(seen)
+        seen.append(root := _root(arg))
+        if not isinstance(old, Tensor):
+            return arg
+        how: dict[str, Any] = {}
+        if old.dim() == 4 and ops.format_of(old) != ops.format_of(new):
+            how = {"memory_format": ops.format_of(old)}
+        elif not roots or not (
+            _strides_differ(old, new) or any(seen[i] is root and roots[i] is not roots[place] for i in range(place))
+        ):
             return arg
         with graph.inserting_before(output):
-            return edit.emit(aten.clone.default, arg, memory_format=ops.format_of(old))
+            return edit.emit(aten.clone.default, arg, **how)
 
     output.args = fx.map_arg(output.args, returned)
+
+
+def _strides_differ(a: Tensor, b: Tensor) -> bool:
+    sizes = [*a.shape, *a.stride(), *b.stride()]
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    return any(x != y for size, x, y in zip(a.shape, a.stride(), b.stride(), strict=True) if size > 1)

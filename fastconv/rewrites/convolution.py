@@ -200,6 +200,14 @@ def obstacle_of(x: Any, weight: Any, transposed: bool) -> Obstacle | None:
     return None
 
 
+def geometry_obstacle(*geometry: Any) -> Obstacle | None:
+    """Strides, groups and the like that are known at run time alone: groups of a modulated convolution are images."""
+    values = [each for value in geometry for each in (value if isinstance(value, (list, tuple)) else [value])]
+    if all(isinstance(value, int) for value in values):
+        return None
+    return "sizes", "stride, padding, dilation or groups are no constants"
+
+
 def _sizes(call: Call) -> list[int] | None:
     """Of the example's input and weight; None where a size depends on data, and for an unbatched image."""
     sizes = [hint_of(size) for value in call[:2] for size in value_of(value).shape]
@@ -241,7 +249,7 @@ def problem_of(
     """The problem at the example's sizes; None where a size depends on data. With an `input_activation` a norm and that
     stand before it. `x_channels`: if not those of the input as it is. packs: the weight is packed in every call."""
     x, sizes = value_of(call.input), _sizes(call)
-    if sizes is None:
+    if sizes is None or geometry_obstacle(call.stride, call.padding, call.dilation, call.groups) is not None:
         return None
     n, c, h, w, k, _, r, s = sizes
     channels_last = is_channels_last(call)

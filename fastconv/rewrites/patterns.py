@@ -20,6 +20,7 @@ from fastconv.rewrites.convolution import (
     activates_inside,
     call_of,
     describe,
+    geometry_obstacle,
     obstacle_of,
     plan_of,
     pools_inside,
@@ -67,8 +68,8 @@ def _find_convolution(node: fx.Node, asked: Asked) -> Match | None:
 
 
 def _convolution_obstacle(match: Match, asked: Asked) -> Obstacle | None:
-    x, weight, _, _, _, _, transposed, _, _ = match.node.args
-    obstacle = obstacle_of(value_of(x), value_of(weight), bool(transposed))
+    x, weight, _, *geometry = match.node.args
+    obstacle = geometry_obstacle(*geometry) or obstacle_of(value_of(x), value_of(weight), bool(geometry[3]))
     if obstacle is not None or value_of(x).dim() == 4:
         return obstacle
     return "dimensions", f"its input has {value_of(x).dim()} dimensions"
@@ -245,7 +246,8 @@ NORM_ACTIVATIONS = {name: ACTIVATIONS[name] for name in ("relu", "silu", "relu6"
 def activation_of(target: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> tuple[str, float] | None:
     """The name of what an operator computes with these arguments behind its tensor, and leaky ReLU's slope."""
     if target is aten.leaky_relu.default:
-        return ("leaky_relu", float(arguments[0]) if arguments else 0.01) if not keywords else None
+        slope = arguments[0] if arguments else 0.01
+        return ("leaky_relu", float(slope)) if isinstance(slope, (int, float)) and not keywords else None
     if target is aten.gelu.default:
         arguments = [how for how in (*arguments, *keywords.values()) if how != "none"]
     elif keywords:

@@ -72,7 +72,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device);
 
 // The persistent kernel copies a residual to shared memory, and adds it to partial sums, as a tensor of its own.
 bool reads_dense_residual(const ConvProblem& problem, const DeviceInfo& device) {
-  if (!problem.has_residual() || problem.y_channels == 0 || !persistent::is_used(problem, device)) return false;
+  if (!problem.has_residual() || problem.y_channels == 0 || problem.output_numel() == 0) return false;
+  if (!persistent::is_used(problem, device)) return false;
   return std::holds_alternative<persistent::Plan>(plan_as<Plan>(plan(problem, device).kernel_plan.get()));
 }
 
