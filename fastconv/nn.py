@@ -357,6 +357,7 @@ class FusedConv2d(Conv2d):
     residual_after = max_pool = False  # of layers that were pickled before there was a choice
     _needs_batch = False  # a functional batch norm is in it, whose channels are dimension 1 of whatever it gets
     _constant_dims = 0  # the most dimensions of the tensors that were multiplied or added, and are in weight and bias
+    _adds_input = False  # a branch without a convolution is in the weight
 
     def __init__(
         self, *args: Any, activation: str | None = None, negative_slope: float = 0.01, residual_after: bool = False,
@@ -388,6 +389,8 @@ class FusedConv2d(Conv2d):
             y = self._at_once(input, residual, epilogue)
         if y is None:
             y = self._convolve(input, residual, *epilogue)
+        if self._adds_input and _is_autocast():  # of whose type the sum is
+            y = y.to(torch.promote_types(y.dtype, input.dtype))
         return self._like_constants(y) if self._constant_dims else y
 
     def _like_constants(self, y: Tensor) -> Tensor:

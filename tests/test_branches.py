@@ -265,6 +265,26 @@ def test_sums_that_begin_or_end_with_zero() -> None:
     assert parts(check_fused(model, x)) == check(model, x, FROZEN).parts == ["conv+conv+relu"]
 
 
+@pytest.mark.parametrize("name", ["RepVGG", "identity"])
+def test_under_autocast_the_input_decides_the_type(name: str) -> None:
+    class Identity(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = conv(8, 8, 3, padding=1), conv(8, 8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.a(x) + self.b(x) + x)
+
+    model = Identity().eval() if name == "identity" else MERGED[name][0]().eval()
+    fused = fastconv.fuse(model, algorithm="implicit_gemm")
+    x = torch.randn(2, 8 if name == "identity" else 6, 9, 8)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for given in (x, x.bfloat16()):
+            y, expected = fused(given), model(given)
+            assert y.dtype == expected.dtype
+            assert relative_error(y.double(), expected.double()) < 0.02
+
+
 def test_compiled_and_exported(tmp_path: Any) -> None:
     """What branches are made of is computed before the first call."""
     from fastconv.compiler.ahead import rewritten

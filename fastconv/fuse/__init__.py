@@ -258,6 +258,7 @@ class _Layers(Editor):
             is_sum = conv.args == (call.input,)
             new.meta["sums_in_place"] = spelled(by).writes if is_sum else conv.meta["sums_in_place"]
         new.meta["constant_dims"] = _constant_dims(conv, by, call)
+        new.meta["adds_input"] = conv.meta.get("adds_input", False)
         new.meta["spelled"] = Spelled(
             ops.conv2d_op, lambda x, residual=None: call._replace(input=x, residual=residual), pads=spelled(conv).pads
         )
@@ -412,6 +413,7 @@ def _fused_layer(conv: Any, node: fx.Node) -> FusedConv2d:
     )  # fmt: skip
     layer._sums_in_place = node.meta.get("sums_in_place", False)
     layer._constant_dims = node.meta.get("constant_dims", 0)
+    layer._adds_input = node.meta.get("adds_input", False)
     layer._needs_batch = node.meta.get("needs_batch", False)
     layer._fastconv.frozen = True
     weight, bias = cast(tuple[Tensor, Tensor | None], (call.weight, call.bias))

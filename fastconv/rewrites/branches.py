@@ -160,6 +160,7 @@ def _merge(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     weight, bias = edit.once(_rounded, outer.call.weight, outer.call.groups, *fields)
     node = edit.convolution(outer.node, match.node, outer.call._replace(weight=weight, bias=bias))
     node.meta["filters"] = filters
+    node.meta["adds_input"] = any(one.weight is None for one in filters)
     if match.taken is not None:
         match.taken.parts[:] = [
             part
