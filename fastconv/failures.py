@@ -59,6 +59,15 @@ def translated(error: RuntimeError, arguments: Iterable[Any]) -> RuntimeError:
 _PRINTED = f"PyTorch {torch.__version__} printed the reason to the standard error; from 2.13 on it is told here."
 
 
+def raise_at_the_end(error: Exception) -> None:
+    """Raises `error` where the backward pass was called. From inside of it, only its text would come through."""
+
+    def fail() -> None:
+        raise error
+
+    torch.autograd.Variable._execution_engine.queue_callback(fail)
+
+
 def is_silent(error: RuntimeError) -> bool:
     """Whether a call of PyTorch's failed and its message did not come back: repeating it in Python has it."""
     text = str(error)

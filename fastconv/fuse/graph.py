@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import itertools
 import operator
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +18,7 @@ from fastconv import ops
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, MaxPool2d, Upsample
 from fastconv.norm import InputNorm
+from fastconv.ops.autocast import no_autocast
 from fastconv.ops.geometry import pair
 from fastconv.ops.upsampling import scales_of
 from fastconv.rewrites import constants
@@ -166,23 +165,6 @@ def _autocast_state() -> tuple[bool, ...]:
     return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
-@contextlib.contextmanager
-def _no_autocast() -> Iterator[None]:
-    """Raises where this thread enters autocast, which a trace does not record: also one that is off, as it is."""
-    entered, thread = torch.autocast.__enter__, threading.get_ident()
-
-    def enter(self: torch.autocast) -> Any:
-        if threading.get_ident() == thread:
-            raise ops.UnsupportedError("its forward switches autocast, which a trace does not record")
-        return entered(self)
-
-    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        torch.autocast.__enter__ = entered  # type: ignore[method-assign]
-
-
 def traced(root: nn.Module) -> fx.Graph:
     tracer = _Tracer()
     tracer.autocast = _autocast_state()
@@ -194,7 +176,7 @@ def traced(root: nn.Module) -> fx.Graph:
     }
     before = _versions(root)
     try:
-        with _no_autocast():
+        with no_autocast():
             graph = tracer.trace(root, concrete_args=fixed or None)
     except Exception as error:
         raise ops.UnsupportedError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,3 +41,20 @@ def _register_autocast(operator: OpOverload, device: str, key: str) -> None:
 for _operator in (ops.conv2d_op, ops.conv2d_packed_op, ops.conv_transpose2d_op):
     _register_autocast(_operator, "cuda", "AutocastCUDA")
     _register_autocast(_operator, "cpu", "AutocastCPU")
+
+
+@contextlib.contextmanager
+def no_autocast() -> Iterator[None]:
+    """Raises where this thread enters autocast, which a trace does not record: also one that is off, as it is."""
+    entered, thread = torch.autocast.__enter__, threading.get_ident()
+
+    def enter(self: torch.autocast) -> Any:
+        if threading.get_ident() == thread:
+            raise ops.UnsupportedError("its forward switches autocast, which a trace does not record")
+        return entered(self)
+
+    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__ = entered  # type: ignore[method-assign]

@@ -478,22 +478,13 @@ def _gradients_in_python(
     except Exception as error:
         if not wanted & 8:
             raise
-        _raise_at_the_end(error)
+        failures.raise_at_the_end(error)
         return None, None, None
     return dx, dw, db
 
 
 def _backward_failed(message: str, grad: Tensor) -> None:
-    _raise_at_the_end(failures.translated(RuntimeError(message), (grad,)))
-
-
-def _raise_at_the_end(error: Exception) -> None:
-    """Raises `error` where the backward pass was called. From inside of it, only its text would come through."""
-
-    def fail() -> None:
-        raise error
-
-    torch.autograd.Variable._execution_engine.queue_callback(fail)
+    failures.raise_at_the_end(failures.translated(RuntimeError(message), (grad,)))
 
 
 ops.library.impl("gradients_in_python", _gradients_in_python, "CompositeImplicitAutograd")
