@@ -199,7 +199,7 @@ void Layer::refresh(const Tensor& weight) {
     problem.k = weight.size(0), problem.c = weight.size(1) * problem.groups;
     problem.n = 1, problem.h = problem.r = weight.size(2), problem.w = problem.s = weight.size(3);
     problem.dtype = dtype_of(weight), problem.accuracy = entry->accuracy;
-    const std::lock_guard in_use(entry->in_use);
+    // Without waiting for those who read it, of whom there may always be some: whoever changes a weight has done so.
     const std::lock_guard refreshing(entry->refreshing);
     entry->owner = weight.const_data_ptr();
     entry->forget_verified();

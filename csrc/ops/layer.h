@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -105,7 +106,7 @@ class Layer {
     bool in_graph = false;
     // Where the weight lies that it is of. Another one's call packs it in its place if nobody else can be reading
     // (`in_use`), or for itself alone.
-    const void* owner = nullptr;
+    std::atomic<const void*> owner = nullptr;
     std::shared_mutex in_use{};  // shared by calls until they have launched what reads it
     // The frozen weight that this was found to belong to, and on which streams. Kept, so that no other can come to lie
     // at its address.
