@@ -129,6 +129,21 @@ def test_models_that_ask_what_they_were_given() -> None:
         torch.testing.assert_close(fastconv.fuse(model)(x), model(x), rtol=1e-5, atol=1e-5)
 
 
+def test_a_model_that_switches_autocast_off_is_not_for_autocast() -> None:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return F.relu(self.conv(x))
+
+    model, x = Function(forward).eval(), torch.randn(2, 6, 9, 8)
+    fused = fastconv.fuse(model)
+    assert parts(fused) == ["conv+relu"]
+    for each in (fused, copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        with torch.no_grad():
+            torch.testing.assert_close(each(x), model(x), rtol=1e-4, atol=1e-4)
+            with torch.autocast("cpu", torch.bfloat16), pytest.raises(fastconv.UnsupportedError, match="autocast off"):
+                each(x)
+
+
 def test_models_that_cannot_be_traced() -> None:
     def branch(self: Any, x: Tensor) -> Tensor:
         return self.conv(x) if x.sum() > 0 else x
@@ -137,11 +152,7 @@ def test_models_that_cannot_be_traced() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             return self.conv(x)
 
-    def no_autocast(self: Any, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
-            return self.conv(x)
-
-    for forward, message in ((branch, "control flow.*swap_"), (autocast, "autocast"), (no_autocast, "autocast")):
+    for forward, message in ((branch, "control flow.*swap_"), (autocast, "autocast")):
         with pytest.raises(fastconv.UnsupportedError, match=f"(?s)cannot be traced.*{message}"):
             fastconv.fuse(Function(forward).eval())
     with pytest.raises(fastconv.UnsupportedError, match=r"not there yet, 0\.weight; call it once"):

@@ -53,6 +53,7 @@ class FusedModule(fx.GraphModule):
     _found: tuple[Record, ...] = ()
     _lowerings: Lowerings | None = None  # None: there is nothing to lower
     _source = ""  # that the graph was compiled to
+    _without_autocast: tuple[str, ...] = ()  # devices for which the model switches it off somewhere
 
     @property
     def report(self) -> RewriteReport:
@@ -80,6 +81,11 @@ class FusedModule(fx.GraphModule):
 
         @functools.wraps(generated)
         def forward(self: FusedModule, *args: Any, **kwargs: Any) -> Any:
+            if any(map(torch.is_autocast_enabled, self._without_autocast)):
+                raise ops.UnsupportedError(
+                    "the model switches autocast off for a part of its forward, which a trace does not record: call "
+                    "what was fused without autocast, or use fastconv.compile"
+                )
             if self._lowerings is None or torch.compiler.is_compiling():
                 return generated(self, *args, **kwargs)
             if kwargs:
@@ -117,24 +123,26 @@ class FusedModule(fx.GraphModule):
     def __deepcopy__(self, memo: Any) -> FusedModule:
         result = super().__deepcopy__(memo)
         assert isinstance(result, FusedModule)
-        result._found = self._found
+        result._found, result._without_autocast = self._found, self._without_autocast
         result._lowerings = copy.deepcopy(self._lowerings)
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
         restore, arguments = super().__reduce__()
-        return _restored, (restore, arguments, self._found)
+        return _restored, (restore, arguments, self._found, self._without_autocast)
 
 
-def _restored(restore: Callable[..., fx.GraphModule], arguments: tuple[Any, ...], found: tuple[Record, ...]) -> Any:
+def _restored(restore: Callable[..., fx.GraphModule], arguments: tuple[Any, ...], *rest: Any) -> Any:
     plain = restore(*arguments)
-    return _fused_module(plain, plain.graph, found)
+    return _fused_module(plain, plain.graph, *rest)
 
 
-def _fused_module(root: nn.Module, graph: fx.Graph, found: tuple[Record, ...]) -> FusedModule:
+def _fused_module(
+    root: nn.Module, graph: fx.Graph, found: tuple[Record, ...], without_autocast: tuple[str, ...] = ()
+) -> FusedModule:
     modes = {name: inner.training for name, inner in root.named_modules(remove_duplicate=False)}
     module = FusedModule(root, graph, "FusedModule")
-    module._found = found
+    module._found, module._without_autocast = found, without_autocast
     if is_candidate(graph, module):
         module._lowerings = Lowerings()
     # Not eval(): a norm or a dropout that was left in training mode computes what it did in the model.
@@ -207,7 +215,7 @@ def fuse(
         swapped = swap.swap_(
             root, filter_fn, algorithm, precision, max_error=max_error, frozen=True, max_workspace=max_workspace
         )
-    graph = graphs.traced(root)
+    graph, without_autocast = graphs.traced(root)
     fused = _Model(root, graph)
     found = fused.put_layers(swapped)
     refused = [taken for taken in found if taken.obstacle[0] not in ("", "filtered", "already_fused")]
@@ -218,7 +226,8 @@ def fuse(
         )
     if not any(taken.parts for taken in found):
         warnings.warn("fastconv.fuse found no convolution that fastconv serves", stacklevel=2)
-    return _fused_module(root, graph, (*found, *fused.left, *fused.apart)).requires_grad_(False)
+    records = (*found, *fused.left, *fused.apart)
+    return _fused_module(root, graph, records, without_autocast).requires_grad_(False)
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -18,7 +18,7 @@ from fastconv import ops
 from fastconv.layer import Layer
 from fastconv.nn import Conv2d, MaxPool2d, Upsample
 from fastconv.norm import InputNorm
-from fastconv.ops.autocast import no_autocast
+from fastconv.ops.autocast import noting_off
 from fastconv.ops.geometry import pair
 from fastconv.ops.upsampling import scales_of
 from fastconv.rewrites import constants
@@ -165,7 +165,9 @@ def _autocast_state() -> tuple[bool, ...]:
     return tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
-def traced(root: nn.Module) -> fx.Graph:
+def traced(root: nn.Module) -> tuple[fx.Graph, tuple[str, ...]]:
+    """The graph, and the devices for which autocast was switched off in a part of it: a trace has no record of that."""
+    switched_off: list[str] = []
     tracer = _Tracer()
     tracer.autocast = _autocast_state()
     parameters = inspect.signature(type(root).forward).parameters
@@ -176,7 +178,7 @@ def traced(root: nn.Module) -> fx.Graph:
     }
     before = _versions(root)
     try:
-        with no_autocast():
+        with noting_off(switched_off.append):
             graph = tracer.trace(root, concrete_args=fixed or None)
     except Exception as error:
         raise ops.UnsupportedError(
@@ -199,7 +201,7 @@ def traced(root: nn.Module) -> fx.Graph:
         name = str(node.target).rpartition("_")[0]  # torch.fx numbers the arguments that it fixes
         if node.target not in parameters and name in fixed:
             node.target = name
-    return graph
+    return graph, tuple(switched_off)
 
 
 def _versions(root: nn.Module) -> dict[str, tuple[Tensor, int]]:

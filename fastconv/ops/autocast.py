@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -44,13 +44,13 @@ for _operator in (ops.conv2d_op, ops.conv2d_packed_op, ops.conv_transpose2d_op):
 
 
 @contextlib.contextmanager
-def no_autocast() -> Iterator[None]:
-    """Raises where this thread enters autocast, which a trace does not record: also one that is off, as it is."""
+def noting_off(note: Callable[[str], Any]) -> Iterator[None]:
+    """note(device) where this thread switches autocast off, whether or not it is on."""
     entered, thread = torch.autocast.__enter__, threading.get_ident()
 
     def enter(self: torch.autocast) -> Any:
-        if threading.get_ident() == thread:
-            raise ops.UnsupportedError("its forward switches autocast, which a trace does not record")
+        if threading.get_ident() == thread and not self._enabled:
+            note(self.device)
         return entered(self)
 
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
