@@ -43,9 +43,9 @@ class Threads final : public Runtime {
   const DeviceInfo& device() const override { return device_; }
   void* stream() const override { return nullptr; }
   void gemm(const GemmArgs&) override { expect(false, "nobody asks for the library's GEMM"); }
-  bool gemm_with_end(const GemmArgs&, const GemmEnd&) override {
+  EndLeft gemm_with_end(const GemmArgs&, const GemmEnd&) override {
     expect(false, "nobody asks for the library's GEMM");
-    return true;
+    return EndLeft{};
   }
   void parallel_for(std::int64_t begin, std::int64_t end, std::int64_t, RangeFunction body) const override {
     std::vector<std::thread> threads;
