@@ -105,13 +105,17 @@ ConvProblem settings_of(const IntList& stride, const IntList& padding, const Int
   return settings;
 }
 
+void require_weight_shape(const IntList& shape) {
+  FASTCONV_REQUIRE(shape.size() == 4, "weight has shape ", to_text(shape),
+                   "; expected 4 dimensions [K, C/groups, R, S]");
+  FASTCONV_REQUIRE(std::ranges::none_of(shape, [](std::int64_t size) { return size < 0; }), "weight has shape ",
+                   to_text(shape), "; expected no negative size");
+}
+
 ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments) {
   FASTCONV_REQUIRE(input.dim() == 4, "input has shape ", to_text(shape_of(input)),
                    "; expected 4 dimensions [N, C, H, W]");
-  FASTCONV_REQUIRE(weight_shape.size() == 4, "weight has shape ", to_text(weight_shape),
-                   "; expected 4 dimensions [K, C/groups, R, S]");
-  FASTCONV_REQUIRE(std::ranges::none_of(weight_shape, [](std::int64_t size) { return size < 0; }), "weight has shape ",
-                   to_text(weight_shape), "; expected no negative size");
+  require_weight_shape(weight_shape);
   FASTCONV_REQUIRE(arguments.stride.size() == 2 && arguments.stride[0] > 0 && arguments.stride[1] > 0, "stride is ",
                    to_text(arguments.stride), "; expected two positive integers");
   FASTCONV_REQUIRE(arguments.padding.size() == 2 && arguments.padding[0] >= 0 && arguments.padding[1] >= 0,

@@ -72,6 +72,9 @@ Limits limits_of(std::optional<double> max_error, std::optional<std::int64_t> ma
 ConvProblem settings_of(const IntList& stride, const IntList& padding, const IntList& dilation, std::int64_t groups,
                         const Limits& limits);
 
+// Throws unless it is [K, C/groups, R, S], each of them 0 or more.
+void require_weight_shape(const IntList& shape);
+
 // Throws std::runtime_error naming the argument, its value and what was expected.
 ConvProblem make_problem(const Tensor& input, const IntList& weight_shape, Layout layout, const Arguments& arguments);
 

@@ -40,7 +40,10 @@ bool Layer::Packed::hold(const Tensor& weight, bool capturing, Hold& held) {
   held.alone = std::unique_lock(in_use, std::try_to_lock);
   if (!held.alone.owns_lock()) return false;
   const std::lock_guard lock(refreshing);
-  if (owner != nullptr && (streams.size() > 1 || in_graph || capturing)) return false;
+  if (owner != nullptr && (streams.size() > 1 || in_graph || capturing)) {
+    held.alone.unlock();  // nobody has to wait for a call that packs for itself
+    return false;
+  }
   owner = weight.const_data_ptr();
   forget_verified();
   return true;

@@ -1,6 +1,5 @@
 // The operators: schemas, argument checks, memory, dispatch to an algorithm. With the rest of csrc/ops the only code
 // that knows torch, and it knows it through the stable ABI alone.
-#include <algorithm>
 #include <array>
 #include <limits>
 #include <memory>
@@ -120,10 +119,7 @@ struct WeightProblem {
 
 WeightProblem weight_problem(DType dtype, const DeviceInfo& device, const IntList& shape, std::int64_t groups,
                              const std::string& algorithm, const std::string& precision) {
-  FASTCONV_REQUIRE(shape.size() == 4, "weight has shape ", to_text(shape),
-                   "; expected 4 dimensions [K, C/groups, R, S]");
-  FASTCONV_REQUIRE(std::ranges::none_of(shape, [](std::int64_t size) { return size < 0; }), "weight has shape ",
-                   to_text(shape), "; expected no negative size");
+  require_weight_shape(shape);
   FASTCONV_REQUIRE(groups > 0 && shape[0] % groups == 0, "groups is ", groups,
                    "; expected a positive divisor of K = ", shape[0]);
   FASTCONV_REQUIRE(algorithm != "auto", "algorithm is 'auto'; pack_weight expects the name of one algorithm");

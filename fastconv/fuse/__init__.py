@@ -52,7 +52,6 @@ class FusedModule(fx.GraphModule):
 
     _found: tuple[Record, ...] = ()
     _lowerings: Lowerings | None = None  # None: there is nothing to lower
-    _source = ""  # that the graph was compiled to
     _without_autocast: tuple[str, ...] = ()  # devices for which the model switches it off somewhere
 
     @property
@@ -72,9 +71,8 @@ class FusedModule(fx.GraphModule):
 
     def recompile(self) -> Any:
         """Of torch.fx: makes forward of the graph. Calls that `Lowerings` serves have code of their own."""
-        before, code = self._source, super().recompile()
-        self._source = code.src
-        if self._lowerings is not None and self._source != before:  # of the graph as it was
+        before, code = self.__dict__.get("_code"), super().recompile()
+        if self._lowerings is not None and code.src != before:  # of the graph as it was
             self._lowerings = Lowerings()
         generated = type(self).forward
         signature = inspect.signature(generated)

@@ -57,7 +57,7 @@ class Lowered:
     concatenations: list[Concatenation]
     norms: set[str]  # nodes that are gone: norms, and activations behind them
     wide: set[str]  # the layers that have channels of zeros
-    channels: tuple[int, ...] = ()  # of the values of four dimensions: the code has them, and has no other sizes
+    channels: tuple[int, ...]  # of the values of four dimensions: the code has them, and has no other sizes
 
 
 class Lowerings:

@@ -187,9 +187,10 @@ def _name_of(node: fx.Node) -> str:
     return path.removeprefix("L['self']").removeprefix("L['fn']").lstrip(".") or node.name
 
 
-def obstacle_of(x: Any, weight: Any, transposed: bool) -> Obstacle | None:
-    """What keeps `aten.convolution` from being one of our operator at all."""
-    if transposed:
+def obstacle_of(x: Any, weight: Any, *geometry: Any) -> Obstacle | None:
+    """What keeps `aten.convolution` from being one of our operator at all. geometry: its arguments from the
+    stride on."""
+    if geometry[3]:
         return "transposed", "it is a transposed convolution"
     if weight.dim() != 4:
         return "dimensions", f"it has {weight.dim() - 2} dimensions; fastconv serves 2"
@@ -197,7 +198,7 @@ def obstacle_of(x: Any, weight: Any, transposed: bool) -> Obstacle | None:
         return "dtype", f"it is {x.dtype}; expected float32, float16 or bfloat16"
     if x.device.type not in ("cpu", "cuda"):
         return "device", f"it is on '{x.device}'; expected cpu or cuda"
-    return None
+    return geometry_obstacle(*geometry)
 
 
 def geometry_obstacle(*geometry: Any) -> Obstacle | None:

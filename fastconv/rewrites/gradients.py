@@ -9,16 +9,7 @@ import torch
 from torch import fx
 
 from fastconv import ops, selection
-from fastconv.rewrites.convolution import (
-    Asked,
-    Call,
-    Obstacle,
-    describe,
-    geometry_obstacle,
-    is_in_class,
-    obstacle_of,
-    problem_of,
-)
+from fastconv.rewrites.convolution import Asked, Call, Obstacle, describe, is_in_class, obstacle_of, problem_of
 from fastconv.rewrites.editor import Editor, value_of
 from fastconv.rewrites.patterns import Match, Rewrite, new_call
 
@@ -39,7 +30,7 @@ def _gradient_call(node: fx.Node, asked: Asked) -> Call:
 
 def _gradient_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     _, x, weight, _, *geometry, mask = match.node.args
-    obstacle = geometry_obstacle(*geometry) or obstacle_of(value_of(x), value_of(weight), bool(geometry[3]))
+    obstacle = obstacle_of(value_of(x), value_of(weight), *geometry)
     if obstacle is not None:
         return obstacle
     call = _gradient_call(match.node, asked)

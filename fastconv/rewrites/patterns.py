@@ -20,7 +20,6 @@ from fastconv.rewrites.convolution import (
     activates_inside,
     call_of,
     describe,
-    geometry_obstacle,
     obstacle_of,
     plan_of,
     pools_inside,
@@ -69,7 +68,7 @@ def _find_convolution(node: fx.Node, asked: Asked) -> Match | None:
 
 def _convolution_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     x, weight, _, *geometry = match.node.args
-    obstacle = geometry_obstacle(*geometry) or obstacle_of(value_of(x), value_of(weight), bool(geometry[3]))
+    obstacle = obstacle_of(value_of(x), value_of(weight), *geometry)
     if obstacle is not None or value_of(x).dim() == 4:
         return obstacle
     return "dimensions", f"its input has {value_of(x).dim()} dimensions"
