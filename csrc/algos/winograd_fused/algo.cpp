@@ -119,7 +119,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                         config.v_reuse > 1 ? text_of(", v_reuse ", config.v_reuse) : "");
   const bool nchw = problem.layout == Layout::nchw;
   const bool waits = nchw && problem.accuracy == AccuracyClass::tf32;  // at each position
-  const double passes = problem.dtype != DType::f32 ? 1.5 : waits ? 4.6 : config.split && !nchw ? 1.7 : 2.1;
+  const double passes = problem.dtype != DType::f32 ? 1.5 : waits ? 4.6 : nchw ? 2.1 : 1.7;
   ConvProblem bare = problem;  // in the passes all of the residual's bytes are counted
   bare.residual = Residual::none;
   plan.cost_us = cuda_cost_us(bare, config, device) + residual_us(problem, passes, device);

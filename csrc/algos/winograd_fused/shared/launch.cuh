@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "algos/winograd_fused/shared/layout.cuh"
@@ -43,13 +44,14 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, WaitReport* 
   return params;
 }
 
-// Only bias and ReLU: separate kernels (NHWC) have this end of a work tile, so that they do not fetch the other ends'
-// code.
 template <typename T>
-bool is_plain(const Epilogue<T>& epilogue) {
+End end_of(const Epilogue<T>& epilogue) {
   const ActivationFunction& activate = epilogue.activate;
-  return epilogue.residual == nullptr && !activate.is_silu && activate.cap == INFINITY &&
-         (activate.negative_slope == 1.0f || activate.clamps);
+  // A slope of 0 that does not clamp makes NaN of an infinity.
+  const bool leaks = activate.negative_slope > 0.0f && activate.negative_slope <= 1.0f;
+  if (activate.is_silu || activate.cap != INFINITY || (!leaks && !activate.clamps)) return End::any;
+  if (epilogue.residual != nullptr) return End::residual;
+  return activate.clamps || activate.is_linear() ? End::plain : End::leaky;
 }
 
 // In launches of as many work tiles as the blocks, or clusters, of all multiprocessors can keep repetition bits for.

@@ -132,7 +132,7 @@ struct alignas(16) Column {
 };
 
 // What is behind the sums in NHWC. Of code for all of it most is skipped, and what is not is far more than its
-// arithmetic: kernels of their own for what most networks have (split/pairs.cuh).
+// arithmetic: kernels of their own for what most networks have (end_of()).
 enum class End {
   any,
   residual,  // before or after; no activation, ReLU or leaky ReLU with a slope in (0, 1]

@@ -6,8 +6,8 @@
 
 namespace fastconv::algos::winograd_fused::single {
 
-// One pass over the work tiles. plain: the epilogue is (is_plain).
-template <typename T, Shape shape, StoreMode output, bool plain>
+// One pass over the work tiles.
+template <typename T, Shape shape, StoreMode output, End end>
 __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<line_maps(shape)>& lines,
                                         Shared<T, shape>& shared, bool retry, ConsumerState& state) {
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void consume(const Params<T>& params, const LineMaps<
     };
     float bad;
     if constexpr (output == StoreMode::filters) {
-      bad = finish_lines<plain>(
+      bad = finish_lines<end>(
           params, lines, shared, sum, slot, work_tile, exponents, group,
           [&] {
             finish_products(shared, sum, state);

@@ -36,9 +36,9 @@ __device__ __forceinline__ bool end_pass(const Params<T>& params, Shared<T, shap
   return any_overflow(shared.overflow_flags);
 }
 
-// number: of the shape. use_tma: x is loaded by tensor copies, through `input`; else by element. plain: the
-// epilogue is (is_plain), of outputs by filters.
-template <typename T, int number, bool use_tma, StoreMode output, bool plain>
+// number: of the shape. use_tma: x is loaded by tensor copies, through `input`; else by element. end: of outputs by
+// filters.
+template <typename T, int number, bool use_tma, StoreMode output, End end>
 __global__ void __launch_bounds__(block_threads, 1)
     convolve(const __grid_constant__ Params<T> params,
              const __grid_constant__ InputMaps<input_maps(shapes[number])> input,
@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(block_threads, 1)
     __syncthreads();
     ProducerState<T, shape> state;
     constexpr bool by_lines = output == StoreMode::filters;
-    const CUtensorMap* residual = by_lines && !plain && params.epilogue.residual != nullptr ? &lines.residual : nullptr;
+    const CUtensorMap* residual =
+        by_lines && end == End::any && params.epilogue.residual != nullptr ? &lines.residual : nullptr;
     // The passes have separate code, so that the second takes no registers of the first.
     produce<T, shape, use_tma, !by_lines>(params, input.map, residual, shared, false, state);
     if (end_pass<role_transform>(params, shared)) {
@@ -67,12 +68,12 @@ __global__ void __launch_bounds__(block_threads, 1)
     __syncthreads();
     ConsumerState state;
     if constexpr (consumes_apart(shape, sizeof(T))) {
-      consume<T, shape, output, plain>(params, lines, shared, false, state);
-      if (end_pass<role_multiply>(params, shared)) consume<T, shape, output, plain>(params, lines, shared, true, state);
+      consume<T, shape, output, end>(params, lines, shared, false, state);
+      if (end_pass<role_multiply>(params, shared)) consume<T, shape, output, end>(params, lines, shared, true, state);
     } else {
 #pragma unroll 1
       for (int pass = 0; pass < 2; ++pass) {
-        consume<T, shape, output, plain>(params, lines, shared, pass == 1, state);
+        consume<T, shape, output, end>(params, lines, shared, pass == 1, state);
         if (pass == 0 && !end_pass<role_multiply>(params, shared)) break;
       }
     }

@@ -62,7 +62,7 @@ InputMaps<input_maps(shape)> make_input_maps(const ConvProblem& problem, const C
   return maps;
 }
 
-template <typename T, Shape shape, bool use_tma, StoreMode output, bool plain = false>
+template <typename T, Shape shape, bool use_tma, StoreMode output, End end = End::any>
 void launch(const Params<T>& params, const Config& config, const ConvArgs& args, int processors, cudaStream_t stream) {
   constexpr std::size_t bytes =
       output == StoreMode::filters ? sizeof(Shared<T, shape>) : Shared<T, shape>::bytes_for_exchange();
@@ -70,8 +70,8 @@ void launch(const Params<T>& params, const Config& config, const ConvArgs& args,
   LineMaps<line_maps(shape)> lines{};
   if constexpr (use_tma) input = make_input_maps<shape>(args.problem, config, params.x);
   if constexpr (output == StoreMode::filters) lines = make_line_maps<T, shape>(args, config);
-  launch_work_tiles<convolve<T, number_of(shape), use_tma, output, plain>>(params, config, bytes, processors, stream,
-                                                                           input, lines);
+  launch_work_tiles<convolve<T, number_of(shape), use_tma, output, end>>(params, config, bytes, processors, stream,
+                                                                         input, lines);
 }
 
 template <typename T>
@@ -80,9 +80,15 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
   const int processors = runtime.device().processors;
   const auto stream = stream_of(runtime);
   const auto by_filters = [&]<Shape shape, bool use_tma = true>() {
-    is_plain(params.epilogue)
-        ? launch<T, shape, use_tma, StoreMode::filters, true>(params, config, args, processors, stream)
-        : launch<T, shape, use_tma, StoreMode::filters>(params, config, args, processors, stream);
+    const auto with_end = [&]<End end>() {
+      launch<T, shape, use_tma, StoreMode::filters, end>(params, config, args, processors, stream);
+    };
+    switch (end_of(params.epilogue)) {
+      case End::plain: return with_end.template operator()<End::plain>();
+      case End::leaky: return with_end.template operator()<End::leaky>();
+      case End::residual:
+      case End::any: return with_end.template operator()<End::any>();
+    }
   };
   if (config.shape == narrow) return by_filters.template operator()<narrow>();
   if (config.shape == small) return by_filters.template operator()<small>();

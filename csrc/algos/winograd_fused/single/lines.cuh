@@ -62,14 +62,15 @@ __device__ __forceinline__ void copy_lines(const Params<T>& params, const LineMa
 }
 __device__ __forceinline__ bool copies(int warp, int lane) { return warp < 2 && lane == 0; }
 
-// Half types, no activation or ReLU. Calls between(j) among the 8 positions j. Outputs beyond float16 look like sums
-// that are not finite: their work tile is repeated without need.
-template <typename T, Shape shape, typename Between>
+// Half types, no activation, ReLU or a leaky one. Calls between(j) among the 8 positions j. Outputs beyond float16 look
+// like sums that are not finite: their work tile is repeated without need.
+template <End end, typename T, Shape shape, typename Between>
 __device__ __forceinline__ float finish_plain_fp16(const Params<T>& params, const Fragment<T, shape>& mine,
                                                    Sums<shape>& sum, const Between& between) {
   constexpr int groups = position_groups(shape);
   constexpr std::uint32_t minus_infinity = std::is_same_v<T, half_t> ? 0xfc00fc00 : 0xff80ff80;
   const std::uint32_t least = params.epilogue.activate.clamps ? 0 : minus_infinity;
+  const float slope = params.epilogue.activate.negative_slope;
   const auto load = [&](int j) { hopper::load_shared(&sum[1][4 * j], mine.received + j * group_bytes<T>); };
   std::uint32_t bad = 0;
   constexpr int ahead = 3;
@@ -86,13 +87,18 @@ __device__ __forceinline__ float finish_plain_fp16(const Params<T>& params, cons
       const float scale = mine.filters.scale[mine.filters.index(i)], bias = mine.filters.bias[i / 2];
       value[0][i] = fmaf(mine.pairs.first(own, other, sum[2][4 * j + i]), scale, bias);
       value[1][i] = fmaf(mine.pairs.second(own, other), scale, bias);
+      if constexpr (end == End::leaky) {
+#pragma unroll
+        for (int which = 0; which < 2; ++which)
+          value[which][i] = max_keeping_nan(value[which][i], value[which][i] * slope);
+      }
     }
     std::uint32_t packed[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) packed[i] = pack_half2<T>(value[i / 2][i % 2 * 2], value[i / 2][i % 2 * 2 + 1]);
     if (is_position<shape>(j, mine.lane)) bad = add_unless_finite<T>(bad, packed[0]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) packed[i] = max_half2<T>(packed[i], least);
+    for (int i = 0; i < 4 && end == End::plain; ++i) packed[i] = max_half2<T>(packed[i], least);
     hopper::store_transposed(mine.received + j * group_bytes<T>, packed);
   }
   return bad == 0 ? 0.0f : NAN;
@@ -193,17 +199,18 @@ struct HalfLines {
   }
 };
 
-// No activation or ReLU.
-template <typename T, Shape shape, typename Between>
+// No activation, ReLU or a leaky one.
+template <End end, typename T, Shape shape, typename Between>
 __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
                                                      Shared<T, shape>& shared, const Fragment<T, shape>& mine,
                                                      Sums<shape>& sum, const Between& between) {
   constexpr int groups = position_groups(shape);
   constexpr bool late = sums_segments(shape) > 1;  // more scales: registers for U are free once sum[2] is done with
   const float least = params.epilogue.activate.clamps ? 0.0f : -INFINITY;
-  const auto end = [&](float value, int i) {
+  const float slope = params.epilogue.activate.negative_slope;
+  const auto finish = [&](float value, int i) {
     value = fmaf(value, mine.filters.scale[mine.filters.index(i)], mine.filters.bias[i / 2]);
-    return max_keeping_nan(value, least);
+    return max_keeping_nan(value, end == End::leaky ? value * slope : least);
   };
 #pragma unroll
   for (int j = 0; j < groups; ++j) {
@@ -220,7 +227,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
     for (int i = 0; i < 4; ++i) value[i] = mine.pairs.first(sum[0][4 * j + i], sum[1][4 * j + i], sum[2][4 * j + i]);
     if (is_position<shape>(j, mine.lane)) bad = fmaf(value[1], 0.0f, fmaf(value[0], 0.0f, bad));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) lines.store(j, i, end(value[i], i), end(value[2 + i], 2 + i));
+    for (int i = 0; i < 2; ++i) lines.store(j, i, finish(value[i], i), finish(value[2 + i], 2 + i));
   }
   lines.copy(0);
 #pragma unroll
@@ -229,7 +236,7 @@ __device__ __forceinline__ float finish_plain_floats(const Params<T>& params, co
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float& value = sum[1][4 * j + i];
-      value = end(mine.pairs.second(sum[0][4 * j + i], value), i);
+      value = finish(mine.pairs.second(sum[0][4 * j + i], value), i);
     }
   }
   lines.wait();
@@ -281,13 +288,13 @@ __device__ __forceinline__ float finish_any_floats(const Params<T>& params, cons
 }
 
 // Returns NaN if a sum is not finite. prepare_next: once sum[2] may be waited for; load_next(j), j a group of
-// positions: into registers of the next work tile. slot: of the work tile and its exponents. plain: the epilogue is.
-template <bool plain, typename T, Shape shape, typename Prepare, typename Load>
+// positions: into registers of the next work tile. slot: of the work tile and its exponents.
+template <End end, typename T, Shape shape, typename Prepare, typename Load>
 __device__ __forceinline__ float finish_lines(const Params<T>& params, const LineMaps<line_maps(shape)>& maps,
                                               Shared<T, shape>& shared, Sums<shape>& sum, int slot,
                                               const WorkTile& work_tile, SumExponents<shape>& exponents, int group,
                                               const Prepare& prepare_next, const Load& load_next) {
-  constexpr int groups = position_groups(shape);
+  constexpr bool any = end == End::any;
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = __shfl_sync(~0u, thread / 32, 0);
   const PairSums pairs(group);
   if (copies(warp, lane)) hopper::wait_for_reading<0>();  // by the copies of the work tile before
@@ -302,10 +309,10 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
                                 lane,  received_at(shared, group, warp, lane)};
   float bad;
   // Any other end applies it to the outputs, where it costs no registers (transform_in_place).
-  if (plain && __builtin_expect(mine.filters.two_factors, 0)) apply_second_scale(mine, sum);
+  if (!any && __builtin_expect(mine.filters.two_factors, 0)) apply_second_scale(mine, sum);
   if constexpr (has_lines<T>) {
-    if constexpr (plain) {
-      bad = finish_plain_fp16(params, mine, sum, load_next);
+    if constexpr (!any) {
+      bad = finish_plain_fp16<end>(params, mine, sum, load_next);
     } else {
       bad = finish_any_fp16(params, mine, sum, load_next);
     }
@@ -316,8 +323,8 @@ __device__ __forceinline__ float finish_lines(const Params<T>& params, const Lin
       copy_lines<shape>(params, maps, work_tile, column, 0, shared.lines[column]);
     }
   } else {
-    if constexpr (plain) {
-      bad = finish_plain_floats(params, maps, shared, mine, sum, load_next);
+    if constexpr (!any) {
+      bad = finish_plain_floats<end>(params, maps, shared, mine, sum, load_next);
     } else {
       bad = finish_any_floats(params, maps, shared, mine, sum, load_next);
     }

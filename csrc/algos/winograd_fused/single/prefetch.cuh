@@ -13,7 +13,8 @@ __device__ __forceinline__ void prefetch_filters(const Params<T>& params) {
   hopper::prefetch_pieces<piece>(params.u, tiles * params.stages * (Stage<T, shape>::steps * 8));
 }
 
-// A work tile's residual, by one thread during the products: at the end all blocks would wait for memory at once.
+// A work tile's residual, by one thread during the last products: at the end all blocks would wait for memory at once,
+// and during the first ones what comes would be evicted again.
 template <Shape shape, typename T>
 __device__ __forceinline__ void prefetch_residual(const Params<T>& params, const CUtensorMap* map,
                                                   const WorkTile& work_tile) {

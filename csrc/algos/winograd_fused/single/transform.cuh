@@ -469,11 +469,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       }
       wait<role_transform>(shared_address(&shared.v_empty[state.v_slot()]), state.v_parity() ^ 1, params.report);
       if (stage == 0 && tells) {
-        if (image == 0) {
-          const WorkTile work_tile = find_work_tile<shape>(params, scheduler.number());
-          shared.work_tiles[state.work_tile_slot] = work_tile;
-          prefetch_residual<shape>(params, residual, work_tile);
-        }
+        if (image == 0) shared.work_tiles[state.work_tile_slot] = find_work_tile<shape>(params, scheduler.number());
 #pragma unroll
         for (int i = 0; i < sums_segments(shape); ++i)
           shared.exponents[state.work_tile_slot][image + i] = exponents.of[i];
@@ -492,6 +488,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
       }
       state.advance();
     }
+    if (tells && image == 0) prefetch_residual<shape>(params, residual, shared.work_tiles[state.work_tile_slot]);
     state.work_tile_slot = (state.work_tile_slot + 1) % Shared<T, shape>::work_tile_slots;
   }
 }

@@ -1,5 +1,4 @@
 // Launches of the kernel of class fp32.
-#include <cmath>
 #include <numeric>
 
 #include "algos/winograd_fused/shared/launch.cuh"
@@ -24,15 +23,6 @@ Maps make_maps(const ConvProblem& problem, const Config& config, const float* x)
     if (config.pitch % strip_rows(config.strips) != 0) maps.pair[tiles - 1] = make(raw_copied_rows);
   }
   return maps;
-}
-
-End end_of(const Epilogue<float>& epilogue) {
-  if (is_plain(epilogue)) return End::plain;
-  const ActivationFunction& activate = epilogue.activate;
-  // A slope of 0 that does not clamp makes NaN of an infinity.
-  const bool leaks = activate.negative_slope > 0.0f && activate.negative_slope <= 1.0f;
-  if (activate.is_silu || activate.cap != INFINITY || (!leaks && !activate.clamps)) return End::any;
-  return epilogue.residual != nullptr ? End::residual : End::leaky;
 }
 
 template <Variant value>
