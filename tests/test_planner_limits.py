@@ -257,6 +257,14 @@ def test_an_empty_batch_of_ranges_is_planned():
     assert any(row["ok"] for row in _C.candidates(problem, _C.h200_device()))
 
 
+@pytest.mark.parametrize(("width", "has_room"), [(2**30 // 3, False), (2**30 // 3 - 1, True)])
+def test_first_layers_count_bytes_from_the_boundary_in_front_of_an_image(width, has_room):
+    """With 32 bits: 4 GiB of float32 less what may lie in front, up to three values."""
+    problem = _C.ConvProblem(2, 3, 1, width, 2, 1, 1, layout="nhwc", precision="fp32")
+    config = planned("implicit_gemm", problem, _C.h200_device())["config"]
+    assert config.startswith("few channels") == has_room, config
+
+
 @pytest.mark.parametrize("sizes", [{"c": 3_000_000}, {"k": 3_000_000}])
 def test_channels_beyond_a_grid_are_refused_on_cuda(sizes):
     problem = _C.ConvProblem(**{"n": 1, "c": 8, "h": 4, "w": 4, "k": 8, "r": 3, "s": 3, "padding": (1, 1)} | sizes)

@@ -210,7 +210,8 @@ inline std::optional<Plan> make_plan(const ConvProblem& problem, const DeviceInf
       static_cast<double>(problem.y_pitch()) * static_cast<double>(problem.p()) * static_cast<double>(problem.q());
   const double padded = static_cast<double>(problem.c) * static_cast<double>(problem.h + 2 * problem.pad_h) *
                         static_cast<double>(problem.w + 2 * problem.pad_w);
-  if (std::max(image, padded) >= limit || static_cast<double>(problem.n) >= limit) return std::nullopt;
+  // Bytes of float32 are counted with 32 bits from the 16-byte boundary in front of an image (load.cuh, Window).
+  if (image >= limit || padded > limit - 4 || static_cast<double>(problem.n) >= limit) return std::nullopt;
   const bool dense = problem.c % 2 == 1 && problem.stride_w % 2 == 0 && problem.dilation_w == 1;
   std::optional<Plan> best;
   for (int warps : {max_warps, max_warps / 2}) {
