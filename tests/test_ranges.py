@@ -198,6 +198,41 @@ def test_a_residual_where_the_output_goes(algorithm, device):
     out = case.residual.clone(memory_format=torch.preserve_format)
     into(out, case, algorithm, "fp32", residual=out)
     assert not yardstick(case, "fp32").violations(out, algorithm, "fp32")
+    # Or a row of pixels further on.
+    apart = shape.q * shape.k
+    memory = torch.zeros(case.residual.numel() + apart, device=device)
+    out, residual = (memory.as_strided(out.shape, out.stride(), first) for first in (0, apart))
+    residual.copy_(case.residual)
+    into(out, case, algorithm, "fp32", residual=residual)
+    assert not yardstick(case, "fp32").violations(out, algorithm, "fp32")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("algorithm", OWN)
+def test_a_residual_in_the_range_that_is_written(algorithm, cls, device):
+    """The very range, and one that begins a vector further. One value of an image is far larger than the others: what
+    a kernel then computes a second time reads the residual again."""
+    if cls not in ALGORITHMS[algorithm]["accuracy"]:
+        pytest.skip(f"{algorithm} does not offer class {cls}")
+    small, large = (2.0**-8, 2.0**6) if cls == "fp16" else (2.0**-12, 2.0**16)
+    shapes = [
+        Shape(2, 16, 9, 11, 16, 3, 3, padding=(1, 1)),
+        Shape(3, 128, 14, 14, 128, 3, 3, padding=(1, 1)),
+        Shape(2, 3, 33, 30, 72, 7, 7, stride=(2, 2), padding=(3, 3)),
+        Shape(2, 32, 9, 10, 48, 1, 1),
+    ]
+    for shape in supported(algorithm, shapes, cls, "nhwc", device):
+        case = make_case(shape, cls, "nhwc", device, Epilogue(bias=True, residual=True), scale=small)
+        case.input[:, -1, 5, 7] = large
+        expected, unit = conv2d(case, algorithm, cls), 16 // case.input.element_size()
+        for apart in (0, unit):
+            wide = shape.k + 3 * unit
+            residual, whole = channels_of(case.residual, wide, unit + apart, OUTSIDE)
+            out = whole[:, unit : unit + shape.k]
+            into(out, case, algorithm, cls, residual=residual)
+            torch.testing.assert_close(out, expected)
+            assert apart != 0 or untouched(whole, out), shape
 
 
 def test_ranges_that_overlap_nothing_else():

@@ -81,6 +81,23 @@ std::int64_t channels_in_memory(const Tensor& tensor) {
   return is_channels_last(tensor) && is_aligned ? tensor.size(1) : channels_around(tensor);
 }
 
+bool may_overlap(const Tensor& a, const Tensor& b) {
+  const auto bytes = static_cast<std::int64_t>(size_of(dtype_of(a)));
+  const auto begin = [](const Tensor& tensor) {
+    return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()));
+  };
+  const auto end = [&](const Tensor& tensor) {
+    std::int64_t last = 0;
+    for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+    return begin(tensor) + (last + 1) * bytes;
+  };
+  if (a.numel() == 0 || b.numel() == 0 || begin(a) >= end(b) || begin(b) >= end(a)) return false;
+  const std::int64_t pitch = channels_around(a) * bytes;
+  if (pitch == 0 || channels_around(b) * bytes != pitch) return true;
+  const std::int64_t width = a.size(1) * bytes, apart = ((begin(b) - begin(a)) % pitch + pitch) % pitch;
+  return apart < width || pitch - apart < width;
+}
+
 Tensor aligned(const Tensor& tensor) {
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
   return is_aligned || !tensor.is_cuda() ? tensor : torch::stable::clone(tensor);

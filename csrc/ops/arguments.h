@@ -48,6 +48,9 @@ std::int64_t channels_around(const Tensor& tensor);
 // or those of the larger one; else 0.
 std::int64_t channels_in_memory(const Tensor& tensor);
 
+// Whether two tensors of as many channels may have elements in common; ranges side by side of one tensor have none.
+bool may_overlap(const Tensor& a, const Tensor& b);
+
 // The GPU's kernels may load 16 bytes at a time; a view may begin at any element.
 Tensor aligned(const Tensor& tensor);
 

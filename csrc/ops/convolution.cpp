@@ -162,9 +162,11 @@ std::string set_around(ConvProblem& problem, const Around& around, const std::op
     }
     if (std::string mistake = mistaken_kind(input, *out, "out"); !mistake.empty()) return mistake;
     if (problem.max_pool) return "max_pool is True; expected no out beside it";
-    // Kernels read a residual where they write y: where it does not lie so, y is a tensor of its own.
+    // Kernels read a residual where they write y, and some read it behind their first writes: where it does not lie so,
+    // or is what is written, y is a tensor of its own.
     const std::int64_t channels = problem.layout == Layout::nhwc ? channels_around(*out) : 0;
-    problem.y_channels = !residual || channels_around(*residual) == channels ? channels : 0;
+    const bool lies_so = !residual || (channels_around(*residual) == channels && !may_overlap(*residual, *out));
+    problem.y_channels = lies_so ? channels : 0;
   }
   if (around.scale.has_value() != around.shift.has_value()) {
     return "one of scale and shift is None; expected both or neither";
@@ -246,7 +248,7 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   const std::size_t packed_bytes = pack_here ? align_bytes(choice.algorithm->packed_weight(problem, device).bytes) : 0;
   GuardedBytes workspace(packed_bytes + choice.plan.workspace_bytes, input);
   // A residual that lies where y goes may be read behind the first writes.
-  const bool is_in_place = residual && around.out && residual->const_data_ptr() == around.out->const_data_ptr();
+  const bool is_in_place = residual && around.out && may_overlap(*residual, *around.out);
   const bool is_direct = around.out && !choice.plan.activates_apart &&
                          (problem.y_channels != 0 || (!is_in_place && is_written(*around.out, problem)));
   GuardedOutput output = is_direct ? GuardedOutput(*around.out) : GuardedOutput(input, problem);
