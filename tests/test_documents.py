@@ -28,12 +28,12 @@ def test_what_is_wrong_is_found(tmp_path):
     (tmp_path / "docs/figures/hidden.svg").touch()
     (tmp_path / "docs/figures/shown.svg").touch()
     (tmp_path / "csrc/a.h").write_text(
-        '// docs/performance.md, docs/gone.md, csrc/*.h csrc/b*.h (csrc/c.*) "csrc/d.h"\n'
+        '// docs/performance.md, docs/gone.md, csrc/*.h csrc/b*.h (csrc/c.*) "csrc/d.h"\nint g();\n'
     )
     (tmp_path / "docs/performance.md").write_text("# `A` title, here\n![x](figures/shown.svg) [out](../csrc/a.h)\n")
     (tmp_path / "README.md").write_text(
         "[a](docs/performance.md#a-title-here) [b](docs/performance.md#b) [c](docs/c.md) `[d](e)` [f](https://g)\n"
-        "`csrc/a.h` `a.h` `b/a.h` `csrc/e.h` `c`\n```\n`d.h`\n```\n"
+        "`csrc/a.h` `a.h` `b/a.h` `csrc/e.h` `c`\n`absent()` `d::g()`\n```\n`d.h`\n```\n"
     )
     assert [line.partition(" ")[2] for line in check_docs.problems(tmp_path)] == [
         "docs/performance.md has no heading #b",
@@ -45,6 +45,7 @@ def test_what_is_wrong_is_found(tmp_path):
         "csrc/b*.h does not exist",
         "csrc/c.* does not exist",
         "b/a.h does not exist",
+        "the function absent does not exist",
     ]
     (tmp_path / "README.md").write_text("x" * 9000)
     assert "README.md has 9000 bytes; at most 8192" in check_docs.problems(tmp_path)

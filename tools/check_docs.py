@@ -1,6 +1,7 @@
 """Checks the documents, without network: every relative link of a document leads to a file of the checkout and, with an
 anchor, to a heading; every figure is shown somewhere; every path that a comment or a document names exists, but for the
-frozen log; README and docs/performance.md stay as short as they are meant to be."""
+frozen log, and so does every function that a document names; README and docs/performance.md stay as short as they are
+meant to be."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ CITED = re.compile(
     rf"(?<![\w./\"{{-])(?:docs|{'|'.join(SOURCES)})/[\w./*-]*(?:\.(?:md|cuh|cu|h|cpp|py|def)\b|\w\.\*|\w\*)"
 )
 NAMED = re.compile(r"`([\w./-]+\.(?:cuh|cu|h|cpp|py|def))`")
+FUNCTION = re.compile(r"`(?:[\w.:]*[.:])?(\w+)\(\)`")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 
 
@@ -85,6 +87,15 @@ def wrong_names(root: Path) -> Iterator[str]:
                 yield f"{path.relative_to(root)}: {name} does not exist"
 
 
+def wrong_functions(root: Path) -> Iterator[str]:
+    sources = [path for folder in SOURCES for path in root.glob(f"{folder}/**/*") if path.suffix in SUFFIXES - {".md"}]
+    known = {word for path in sources for word in re.findall(r"\w+", path.read_text())}
+    for path in living_documents(root):
+        for name in FUNCTION.findall(FENCE.sub("", path.read_text())):
+            if name not in known:
+                yield f"{path.relative_to(root)}: the function {name} does not exist"
+
+
 def lengths(root: Path) -> Iterator[str]:
     if (size := (root / "README.md").stat().st_size) > MAX_README_BYTES:
         yield f"README.md has {size} bytes; at most {MAX_README_BYTES}"
@@ -93,7 +104,8 @@ def lengths(root: Path) -> Iterator[str]:
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    return [*broken_links(root), *hidden_figures(root), *wrong_citations(root), *wrong_names(root), *lengths(root)]
+    checks = (broken_links, hidden_figures, wrong_citations, wrong_names, wrong_functions, lengths)
+    return [problem for check in checks for problem in check(root)]
 
 
 if __name__ == "__main__":
