@@ -1,5 +1,5 @@
 """Checks the rules between the layers of the source tree (docs/concepts/architecture.md), the names of an algorithm's
-folder, namespace and registry line, and of files, and their length.
+folder, namespace and registry line, and of files, their length, and words of csrc that have usual ones.
 
 usage: python tools/check_includes.py [root]      exit status 1 if a rule is broken, one line per violation
 """
@@ -28,6 +28,21 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 NAMESPACE = re.compile(r"^namespace (?:fastconv::)?algos::([\w:]+)", re.MULTILINE)
 RECORD = re.compile(r'(?:\.name = |WeightGradient weight_gradient\{)"(\w+)"')
 REGISTERED = re.compile(r"^FASTCONV_\w+\((\w+)\)", re.MULTILINE)
+# What the names of csrc are not called, and what instead.
+WORDS = {
+    r"lean\w*": "single_tile",
+    r"(?:for_each_)?(?:work_)?item": "work_tile",
+    r"least_\w+": "min_",
+    r"most_\w+": "max_",
+    r"frequenc(?:y|ies)": "point",
+    r"copy_box": "tma_load",
+    r"leads_warp": "elect_one",
+    r"(?:grow|shrink)_registers": "setmaxnreg_inc, setmaxnreg_dec",
+    r"admit_successor": "launch_dependents",
+    r"notify_block": "arrive_remote",
+    r"own_product": "wgmma_gemm",
+    r"rehearse|canvas": "warm_code, stacked_images",
+}
 CLASSES = {"ieee", "fp32", "tf32", "fp16", "bf16"}
 OPERATORS = re.compile(r"\btorch\s*\.\s*ops\s*\.\s*(fastconv\b|__getattr__|load_library)|getattr\(\s*torch\.ops\s*,")
 
@@ -88,6 +103,14 @@ def check_includes(path: str, text: str) -> list[str]:
         if header.startswith(("./", "../")):
             found.append(f"{path}:{number}: includes {header}: paths start at csrc/")
     return found
+
+
+def check_words(path: str, text: str) -> Iterator[str]:
+    """Names of a C++ or CUDA file, not its comments, are the field's."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for word, usual in WORDS.items():
+            if match := re.search(rf"\b(?:{word})\b", line.split("//")[0]):
+                yield f"{path}:{number}: {match[0]}: the usual word is {usual}"
 
 
 def check_python(path: str, text: str) -> list[str]:
@@ -170,7 +193,10 @@ def check_tree(root: Path) -> list[str]:
             lines = text.count("\n")
             if lines > LONGEST_FILE:
                 found.append(f"{path}: {lines} lines; at most {LONGEST_FILE}")
-            found += check_python(path, text) if file.suffix == ".py" else check_includes(path, text)
+            if file.suffix == ".py":
+                found += check_python(path, text)
+            else:
+                found += [*check_includes(path, text), *check_words(path, text)]
     return found
 
 

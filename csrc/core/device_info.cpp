@@ -83,7 +83,7 @@ struct Gpu {
   double bandwidth_bytes_per_s, fp32_flops_per_s, fp16_tensor_flops_per_s, clock_hz;
 };
 constexpr Gpu gpus[] = {
-    {"NVIDIA H200", 4.3e12, 47e12, 700e12, 1.5536e9},
+    {"NVIDIA H200", h200_bytes_per_s, 47e12, 700e12, 1.5536e9},
     {"NVIDIA H100 80GB HBM3", 3.3e12, 47e12, 700e12, 1.5536e9},
     {"NVIDIA A100-SXM4-80GB", 1.79e12, 13.6e12, 203e12, 1.10e9},
     {"NVIDIA A100-SXM4-40GB", 1.37e12, 13.6e12, 203e12, 1.10e9},
@@ -129,7 +129,7 @@ DeviceInfo h200_device() {
   device.index = 0;
   set_name(device, "NVIDIA H200");
   device.compute_capability = 90;
-  device.processors = 132;
+  device.processors = h200_processors;
   device.shared_memory_bytes = 227 * 1024;
   device.l2_bytes = std::size_t{60} << 20;
   set_rates(device, 0.0, 0.0);

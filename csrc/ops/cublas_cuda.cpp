@@ -122,10 +122,10 @@ struct CublasLt {
                   void* b_layout, const void* beta, const void* c, void* c_layout, void* d, void* d_layout,
                   const Algorithm* algorithm, void* workspace, std::size_t workspace_bytes,
                   cudaStream_t stream) = nullptr;
-  static constexpr int float_type = 0;                                                    // CUDA_R_32F
-  static constexpr int transpose_a = 3, epilogue = 7, bias_pointer = 8;                   // of operations
-  static constexpr int end_default = 1, end_relu = 2, end_bias = 4;                       // epilogues
-  static constexpr int most_workspace = 1, reductions = 3, alignments[4] = {5, 6, 7, 8};  // of preferences
+  static constexpr int float_type = 0;                                                   // CUDA_R_32F
+  static constexpr int transpose_a = 3, epilogue = 7, bias_pointer = 8;                  // of operations
+  static constexpr int end_default = 1, end_relu = 2, end_bias = 4;                      // epilogues
+  static constexpr int max_workspace = 1, reductions = 3, alignments[4] = {5, 6, 7, 8};  // of preferences
   static constexpr std::uint32_t sums_in_fp32 = 2, alignment = 16;
 
   static const CublasLt& get() {
@@ -180,7 +180,7 @@ class Product {
     check_cublas(lt_.create_preference(&preference), "cublasLtMatmulPreferenceCreate");
     std::array<HeuristicResult, 8> results{};
     int found = 0;
-    lt_.set_preference(preference, CublasLt::most_workspace, &workspace_bytes, sizeof workspace_bytes);
+    lt_.set_preference(preference, CublasLt::max_workspace, &workspace_bytes, sizeof workspace_bytes);
     lt_.set_preference(preference, CublasLt::reductions, &CublasLt::sums_in_fp32, sizeof CublasLt::sums_in_fp32);
     for (const int which : CublasLt::alignments) {
       lt_.set_preference(preference, which, &CublasLt::alignment, sizeof CublasLt::alignment);
@@ -242,9 +242,9 @@ class NanTrial {
   }
 
  private:
-  static constexpr std::int64_t most_pixels = 256, most_filters = 256, most_terms = 1024;
+  static constexpr std::int64_t max_pixels = 256, max_filters = 256, max_terms = 1024;
   static constexpr std::size_t operand_bytes = std::size_t{1} << 20, workspace_bytes = std::size_t{8} << 20;
-  static_assert(std::max(most_pixels, most_filters) * most_terms * sizeof(float) <= operand_bytes);
+  static_assert(std::max(max_pixels, max_filters) * max_terms * sizeof(float) <= operand_bytes);
 
   bool get_memory() {
     void* memory = zeros_;
@@ -259,8 +259,8 @@ class NanTrial {
   }
 
   Verdict try_it(void* handle, GemmArgs args, GemmEnd end, const Algorithm& algorithm) {
-    args.m = std::min(args.m, most_pixels), args.n = std::min(args.n, most_filters);
-    args.k = std::min(args.k, most_terms);
+    args.m = std::min(args.m, max_pixels), args.n = std::min(args.n, max_filters);
+    args.k = std::min(args.k, max_terms);
     args.lda = args.ldb = args.k, args.ldd = args.n;
     char* const outputs = zeros_ + operand_bytes;
     args.a = args.b = zeros_, args.d = outputs;

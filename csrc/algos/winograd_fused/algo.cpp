@@ -83,7 +83,7 @@ double element_ends_us(const ConvProblem& problem, const Config& config, const D
 double single_cost_us(const ConvProblem& problem, const Config& config, const DeviceInfo& device) {
   const double kernel = kernel_us(problem, config, device.processors) + element_ends_us(problem, config, device);
   // Copies of boxes: an H200's multiprocessors ask for no more of its memory, halos included.
-  constexpr double bytes_of_processor_per_s = 0.75 * 4.3e12 / 132;
+  constexpr double bytes_of_processor_per_s = 0.75 * h200_bytes_per_s / h200_processors;
   const double asked_for = bytes_of_processor_per_s * device.processors / device.bandwidth_bytes_per_s;
   const double memory = memory_us(single_bytes(problem, config, device), std::min(asked_for, 1.0), device);
   return 7.3 + std::max(kernel, memory) + own::not_hidden * std::min(kernel, memory);

@@ -100,16 +100,15 @@ double cuda_cost_us(const ConvProblem& problem, const wgmma::CudaPlan& cuda, con
   const double products = gemms * (rates.chunk * static_cast<double>(cuda.weights.chunks) + rates.product);
   const double work_tiles = static_cast<double>(map.inputs() + map.outputs()) * map.shapes.input_tiles;
   // Transforms wait for memory, whose rate was an H200's.
-  constexpr double fitted_bandwidth = 4.3e12;
   const double transforms =
-      rates.transform * work_tiles / device.processors * fitted_bandwidth / device.bandwidth_bytes_per_s;
+      rates.transform * work_tiles / device.processors * h200_bytes_per_s / device.bandwidth_bytes_per_s;
   const double kernel =
       rates.launch + std::max(products, transforms) + rates.not_hidden * std::min(products, transforms);
   const double nhwc = std::max(kernel, memory_us(bytes_of(problem, cuda, device), 1.0, device));
   const bool element_by_element = problem.x_pitch() * static_cast<std::int64_t>(size_of(problem.dtype)) % 16 != 0 ||
                                   (fp16 && problem.layout == Layout::nhwc && problem.k % 2 != 0);
   // NCHW output leaves in pieces of 4 values where rows are whole ones, else by single values.
-  const double value_us = problem.q() % 4 == 0 ? 0.8e-6 * fitted_bandwidth / device.bandwidth_bytes_per_s
+  const double value_us = problem.q() % 4 == 0 ? 0.8e-6 * h200_bytes_per_s / device.bandwidth_bytes_per_s
                           : fp16               ? 8.3e-6
                                                : 4.8e-6;
   const double scattered_us =

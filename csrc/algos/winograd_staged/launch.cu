@@ -30,11 +30,11 @@ constexpr bool fits(Mode mode) {
   return mode == (std::is_same_v<T, half_t> ? Mode::fp16 : Mode::bf16);
 }
 
-// Lanes of a block's row of so many vectors: a power of two from 8 to 32, then a multiple of 32, `most` at most.
-int row_lanes(int items, int most) {
+// Lanes of a block's row of so many vectors: a power of two from 8 to 32, then a multiple of 32, up to max_lanes.
+int row_lanes(int vectors, int max_lanes) {
   int lanes = 8;
-  while (lanes < items && lanes < 32) lanes *= 2;
-  return items <= 32 ? lanes : std::min(ceil_div(items, 32) * 32, most);
+  while (lanes < vectors && lanes < 32) lanes *= 2;
+  return vectors <= 32 ? lanes : std::min(ceil_div(vectors, 32) * 32, max_lanes);
 }
 
 dim3 row_block(int lanes, int threads) { return dim3(lanes, std::max(1, threads / lanes)); }

@@ -215,8 +215,8 @@ inline Config make_config(int m, const ConvProblem& problem, const DeviceInfo& d
         config.overlaps_product && m == 2 && segment_blocks(tiles, problem.k, problem.layout) <= 8 * processors;
     config.cached = config.m_bytes() <= 2 * device.l2_bytes && problem.k % 2 == 0 && problem.layout == Layout::nhwc;
   }
-  const int most_channels = config.wgmma_gemm ? 4 : 2;
-  config.x_vector = problem.c % most_channels == 0 ? most_channels : 1;
+  const int max_channels = config.wgmma_gemm ? 4 : 2;
+  config.x_vector = problem.c % max_channels == 0 ? max_channels : 1;
   config.y_vector = problem.layout == Layout::nhwc && problem.k % 2 == 0 ? 2 : 1;
   config.plain = problem.has_plain_epilogue();
   return config;

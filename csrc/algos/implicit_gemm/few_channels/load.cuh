@@ -99,7 +99,7 @@ __device__ __forceinline__ void for_each_pixel_pair(const Params<T>& params, con
   }
 }
 
-// The words of a unit, to shared memory.
+// The words of a pair of pixels, to shared memory.
 template <int count>
 __device__ __forceinline__ void store_words(unsigned char* target, const std::uint32_t (&words)[count]) {
   if constexpr (count == 4) {

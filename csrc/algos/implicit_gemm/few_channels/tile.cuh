@@ -28,7 +28,7 @@ struct Params {
   int out_k, out_p, out_q;           // of y
   int pixel_bytes;                   // from one output to the next, in a row of the patch
   FastDivide by_line_chunks, by_pixel_pairs, by_p_tiles, by_q_tiles, by_patch_h, by_row_pairs;
-  unsigned lines_at_once, rows_at_once;  // that the block's threads copy, a chunk each, or convert, a unit each
+  unsigned lines_at_once, rows_at_once;  // that the block's threads copy, a chunk each, or convert, a pair each
   int c, h, w, k, p, q, r, s, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w;
   bool nhwc, has_activation;
   bool vector;  // y and residual can be accessed by a lane's neighbouring filters (NHWC) or outputs (NCHW)

@@ -36,9 +36,9 @@ __device__ __forceinline__ void multiply(float (&sums)[count], const Operand<S>&
 // until they begin. So a group is issued in two parts; between them, while the first part runs, the previous group's
 // sums are added to the totals and the next operand is loaded. The loop is short on purpose: together with the
 // splitting warpgroup's it must fit in the instruction cache of a quarter of the multiprocessor.
-//   row_blocks     a step's two blocks of 64 pixels
-//   filter_halves  a step's filters, two halves
-//   steps          steps
+//   row_blocks  a step's two blocks of 64 pixels
+//   n_halves    a step's filters, two halves
+//   steps       steps
 template <typename S>
 class Multiplier {
  public:

@@ -60,7 +60,7 @@ constexpr __host__ __device__ int segment_at(int tile, int filter) {
 // third of the operands' traffic less, or half.
 struct ProductRing {
   int slots;     // of the ring
-  int resident;  // units of U in front of it; 0: U comes with V, stage by stage
+  int resident;  // stages of U in front of it; 0: U comes with V, stage by stage
 
   static constexpr int min_slots = 4;
   static ProductRing of(int stages, int buffers) {
