@@ -3,7 +3,7 @@ golden file, in all three passes, on the device that runs the tests.
 
 A plan's configuration names the kernel that it is for (KERNELS). Nothing else of fastconv runs with it, but the
 conversion of NCHW input where the plan reads NHWC, and the kernels around a product that are listed with it. An input
-gradient is made of convolutions, whose filters are flipped: where there is one, its plan is what runs.
+gradient is made of convolutions: each begins with the flip of its filter, and its plan is what runs then.
 """
 
 from __future__ import annotations
@@ -155,6 +155,8 @@ def differing(config: str, kernel: str) -> str | None:
 
 def check(algorithm: str, config: str, reads_nhwc: bool, kernels: list[str]) -> str | None:
     """What is wrong with the kernels that ran for a plan; None if nothing is."""
+    if algorithm == "torch":
+        return next((f"runs {name}" for name in kernels if "fastconv" in name), None)
     own, around = expected(algorithm, config, KERNELS)
     known = "|".join(filter(None, (own, around, PACKING)))
     mine = [name for name in kernels if not re.search(PACKING, name)]
@@ -192,6 +194,26 @@ def check_gradient(algorithm: str, config: str, transpositions: int, kernels: li
         if columns and f"filters, {columns[1]} x " not in config:
             return f"runs a tile of {columns[1]} blocks of columns"
     return None
+
+
+def check_convolutions(plans: list[tuple[str, str, bool]], count: int, kernels: list[str]) -> str | None:
+    """The same of an input gradient that is made of `count` convolutions. plans: of those that differ, what `check`
+    takes."""
+    launched: list[list[str]] = []
+    for name in kernels:
+        if re.search(FLIP, name):
+            launched.append([])
+        elif launched:
+            launched[-1].append(name)
+    if len(launched) != count:
+        return f"{len(launched)} filters are flipped, planned {count}"
+    missing = list(plans)
+    for its in launched:
+        faults = [check(*plan, its) for plan in plans]
+        if None not in faults:
+            return faults[0]
+        missing = [plan for plan in missing if faults[plans.index(plan)]]
+    return f"{missing[0][1]} is not launched" if missing else None
 
 
 def golden_cases(pass_: str = "forward") -> list[tuple[list[object], dict[str, str]]]:
@@ -329,14 +351,12 @@ def test_what_was_planned_of_input_gradients_is_launched():
     wrong = []
     for row, _ in golden_cases("backward_input"):
         tensors = Tensors(row, generator)
-        made = _C.choose_input_gradient("auto", tensors.problem, device)
-        if made["method"] == "torch" or made["convolutions"] != 1:
-            continue
         grad, weight = tensors.random(*tensors.y_size), tensors.random(*tensors.weight_size)
-        layout = "nhwc" if ops.format_of(grad, weight) == torch.channels_last else "nchw"
-        if layout != row[12]:
-            continue  # dense in both orders: planned in that of its strides
-        plan, last = _C.choose("auto", made["convolution"], device), {}
+        row[12] = "nhwc" if ops.format_of(grad, weight) == torch.channels_last else "nchw"
+        made = _C.choose_input_gradient("auto", golden_plans.problem_of(row), device)
+        if made["method"] == "torch":
+            continue
+        plans, last = [_C.choose("auto", one, device) for one in made["different"]], {}
 
         def run(tensors=tensors, made=made, grad=grad, weight=weight, last=last):
             torch.cuda._sleep(1)
@@ -345,16 +365,15 @@ def test_what_was_planned_of_input_gradients_is_launched():
             last.update(fastconv.last_call())
 
         (kernels,) = launches(run)
-        fault = None
-        if (plan["algorithm"], plan["config"]) != (last["algorithm"], last["config"]):
+        planned = [
+            (plan["algorithm"], plan["config"], transposes(plan, one, row[12]))
+            for plan, one in zip(plans, made["different"], strict=True)
+        ]
+        fault = check_convolutions(planned, made["convolutions"], kernels)
+        if (last["algorithm"], last["config"]) not in [plan[:2] for plan in planned]:
             fault = f"ran {last['algorithm']}: {last['config']}"
-        elif not any(re.search(FLIP, name) for name in kernels):
-            fault = "no filter is flipped"
-        elif plan["algorithm"] != "torch":
-            others = [name for name in kernels if not re.search(FLIP, name)]
-            fault = check(plan["algorithm"], plan["config"], transposes(plan, made["convolution"], layout), others)
         if fault:
-            wrong.append(f"{plan['algorithm']} {row}: {plan['config']}: {fault}; launched {kernels}")
+            wrong.append(f"{made['name']} {row}: {planned}: {fault}; launched {kernels}")
     assert_none(wrong)
 
 
@@ -429,6 +448,24 @@ CONVERTED = "wgmma, 3 x float16, chunk 1x8x8 pixels, 128 filters, 2 x 64 channel
 )
 def test_the_check_of_gradients_sees_another_kernel(config, kernels, fault):
     found = check_gradient("implicit_gemm", config, 0, kernels)
+    assert found is None if fault is None else fault in found
+
+
+FLIPPED, DIRECT = "void fastconv::flip<float>()", "void fastconv::algos::direct::convolve<float>()"
+PLANS = [("direct", "", False), ("implicit_gemm", "wgmma, single tile, 32 filters", False)]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "fault"),
+    [
+        ([FLIPPED, DIRECT, "at::native::copy()", FLIPPED, f"fastconv::algos::{SINGLE_TILE}"], None),
+        ([FLIPPED, DIRECT, FLIPPED, DIRECT], "32 filters is not launched"),
+        ([FLIPPED, DIRECT, FLIPPED, "at::native::copy()"], "no kernel"),
+        ([FLIPPED, DIRECT], "1 filters are flipped, planned 2"),
+    ],
+)
+def test_the_check_of_several_convolutions_sees_another_kernel(kernels, fault):
+    found = check_convolutions(PLANS, 2, kernels)
     assert found is None if fault is None else fault in found
 
 
