@@ -148,6 +148,18 @@ def test_rows_of_another_machine_or_version_are_not_merged(name, tmp_path):
     assert results.merge(path, {**HEAD, name: "another"}, layer_suite.ROW_KEY)["rows"] == []
 
 
+def test_committed_files_keep_the_contract_and_lie_where_their_heads_say():
+    root = Path(__file__).parents[1] / "benchmarks/results"
+    paths = sorted(root.rglob("*.json"))
+    assert len(paths) > 50
+    for path in paths:
+        document = results.read(path)  # which raises
+        own = results.default_path(document, root)
+        assert path.parent == own.parent
+        # regret_fit.json, and a CPU's files by instruction set, are of a suite and what they are named for.
+        assert path.stem == own.stem or (own.stem == "regret" and path.stem.startswith("regret_"))
+
+
 def test_floors_of_the_other_classes_and_of_strides():
     (vgg,), (down,) = select(["vgg4_2"]), select(["res2_down"], "strided")
     multiplies = 2.0 * 36 * 64 * 7 * 7 * 512 * 512
