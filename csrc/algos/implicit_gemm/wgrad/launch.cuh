@@ -15,7 +15,7 @@ namespace fastconv::algos::implicit_gemm::wgrad {
 // Sums of the splits of each element of dW, by `slices` threads, each of so many splits in a row: few weights have many
 // splits, and one thread for each would wait for memory again and again. Always in the same order, whichever block of
 // the products was first.
-constexpr int reduce_threads = 256, max_reduce_slices = 8;
+constexpr int reduce_threads = 256;
 
 template <typename T>
 __global__ void __launch_bounds__(reduce_threads)
@@ -48,13 +48,6 @@ __global__ void __launch_bounds__(reduce_threads)
     }
     if (exists && slice == 0) dw[k * stride_k + tap * stride_tap + c * stride_c] = from_float<T>(sum);
   }
-}
-
-// As many as fill the GPU, of at least 8 splits each.
-inline int reduce_slices(std::int64_t split_numel, std::int64_t splits, int processors) {
-  int slices = 1;
-  while (slices < max_reduce_slices && splits >= 16 * slices && split_numel * slices < processors * 2048) slices *= 2;
-  return slices;
 }
 
 template <typename T, int limbs>
@@ -241,13 +234,12 @@ void run_class(const WeightGradientArgs& args, const Plan& plan, Runtime& runtim
   launch_products<Half<T>, products>(plan, x_map, grad_map, params, stream);
 
   const std::int64_t numel = plan.split_numel(problem), taps = problem.r * problem.s;
-  const int slices = reduce_slices(numel, plan.splits(), processors);
   const auto blocks = static_cast<unsigned>(
-      std::min<std::int64_t>(ceil_div<std::int64_t>(numel, reduce_threads / slices), processors * 16));
+      std::min<std::int64_t>(ceil_div<std::int64_t>(numel, reduce_threads / plan.reduce_slices), processors * 16));
   reduce_split_k<T><<<blocks, reduce_threads, 0, stream>>>(
-      partial, static_cast<T*>(args.dw), static_cast<int>(plan.splits()), slices, numel, static_cast<int>(problem.c),
-      static_cast<int>(taps), problem.c * taps, args.channels_last ? problem.c : 1, args.channels_last ? 1 : taps,
-      plan.unrolled, plan.pitch_x, plan.taps() * plan.pitch_x, problem.c);
+      partial, static_cast<T*>(args.dw), static_cast<int>(plan.splits()), plan.reduce_slices, numel,
+      static_cast<int>(problem.c), static_cast<int>(taps), problem.c * taps, args.channels_last ? problem.c : 1,
+      args.channels_last ? 1 : taps, plan.unrolled, plan.pitch_x, plan.taps() * plan.pitch_x, problem.c);
   check_launch("implicit_gemm: sum of the weight gradient's splits");
 }
 

@@ -67,6 +67,7 @@ struct Plan {
   std::int64_t row_tiles, column_tiles;
   std::int64_t chunks_n, chunks_p, chunks_q;
   std::int64_t split_k, chunks_per_split;
+  int reduce_slices;  // of the splits, which threads of a block add side by side
 
   int blocks_m() const { return rows_by_warps ? 2 : 1; }
   int boxes_x() const { return window ? 1 : blocks_n; }
@@ -156,6 +157,14 @@ inline bool shape_chunk(const ConvProblem& problem, bool window, int blocks_n, b
   return true;
 }
 
+// As many as fill the GPU, of at least 8 splits each.
+inline int select_reduce_slices(std::int64_t split_numel, std::int64_t splits, int processors) {
+  constexpr int max_slices = 8;
+  int slices = 1;
+  while (slices < max_slices && splits >= 16 * slices && split_numel * slices < processors * 2048) slices *= 2;
+  return slices;
+}
+
 inline Conversion select_conversion(const ConvProblem& problem, std::int64_t channels, bool unrolled) {
   if (unrolled || problem.layout == Layout::nchw || channels % 8 != 0) return Conversion::elements;
   return problem.dtype == DType::f32 ? Conversion::vectors : Conversion::none;
@@ -217,6 +226,7 @@ inline Plan make_plan(const ConvProblem& problem, int processors) {
       }
     }
   }
+  best.reduce_slices = select_reduce_slices(best.split_numel(problem), best.splits(), processors);
   return best;
 }
 
