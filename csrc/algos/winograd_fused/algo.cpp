@@ -8,6 +8,7 @@
 #include "core/cost.h"
 #include "core/fitted.h"
 #include "core/roundoffs.h"
+#include "device/epilogue.h"
 #include "winograd/limits.h"
 
 namespace fastconv::algos::winograd_fused {
@@ -98,8 +99,30 @@ double cuda_cost_us(const ConvProblem& problem, const Config& config, const Devi
   return factor * (11.5 + us);
 }
 
+End select_end(const ConvProblem& problem, const Config& config) {
+  if (config.store != StoreMode::filters) return End::any;
+  const ActivationFunction activate(problem.activation, problem.negative_slope);
+  if (activate.is_silu || activate.cap != INFINITY) return End::any;
+  // A slope of 0 that does not clamp makes NaN of an infinity.
+  const bool leaks = activate.negative_slope > 0.0f && activate.negative_slope <= 1.0f;
+  if (!leaks && !activate.clamps) return End::any;
+  if (problem.has_residual()) return config.split ? End::residual : End::any;
+  return activate.clamps || activate.is_linear() ? End::plain : End::leaky;
+}
+
+const char* describe(End end) {
+  switch (end) {
+    case End::any: return "any";
+    case End::residual: return "residual";
+    case End::leaky: return "leaky";
+    case End::plain: return "plain";
+  }
+  return "?";
+}
+
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
-  const Config config = choose_config(problem, device.processors);
+  Config config = choose_config(problem, device.processors);
+  config.end = select_end(problem, config);
   ConvPlan plan;
   if (device.type == DeviceType::cpu) {
     plan.config = "float32, a tile at a time";
@@ -116,7 +139,8 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                         config.stages, " stages of ", config.u_steps / config.stages * channels, ", ",
                         config.use_tma ? "tensor copies" : "elements",
                         config.blocks > 1 ? text_of(", clusters of ", config.blocks) : "",
-                        config.v_reuse > 1 ? text_of(", v_reuse ", config.v_reuse) : "");
+                        config.v_reuse > 1 ? text_of(", v_reuse ", config.v_reuse) : "",
+                        config.store == StoreMode::filters ? text_of(", ", describe(config.end), " end") : "");
   const bool nchw = problem.layout == Layout::nchw;
   const bool waits = nchw && problem.accuracy == AccuracyClass::tf32;  // at each position
   const double passes = problem.dtype != DType::f32 ? 1.5 : waits ? 4.6 : nchw ? 2.1 : 1.7;

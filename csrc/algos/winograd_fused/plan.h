@@ -97,9 +97,19 @@ constexpr int kept_stages = 4;
 // So many numbers have 31 bits, less what the last work tile may reach beyond.
 constexpr std::int64_t max_numbers = (std::int64_t{1} << 31) - 64;
 
+// What is behind the sums in NHWC. Of code for all of it most is skipped, and what is not is far more than its
+// arithmetic: kernels of their own for what most networks have (select_end).
+enum class End {
+  any,
+  residual,  // before or after; no activation, ReLU or leaky ReLU with a slope in (0, 1]
+  leaky,     // no residual; leaky ReLU with such a slope
+  plain,     // no residual; no activation or ReLU
+};
+
 struct Config {
   bool use_tma;  // x is read by tensor copies, else element by element
   StoreMode store;
+  End end;                                                         // of the kernel, where y is stored by filters
   bool split;                                                      // three products of halves, else one
   single::Shape shape;                                             // of a work tile of one product
   std::int64_t stages;                                             // of 16 channels, or 64 bytes

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "algos/winograd_fused/shared/layout.cuh"
@@ -42,16 +41,6 @@ ParamsOf<T> make_params(const ConvArgs& args, const Config& config, WaitReport* 
                      .by_rows = config.split ? config.pitch : config.row_tiles};
   set_sizes(params, problem);
   return params;
-}
-
-template <typename T>
-End end_of(const Epilogue<T>& epilogue) {
-  const ActivationFunction& activate = epilogue.activate;
-  // A slope of 0 that does not clamp makes NaN of an infinity.
-  const bool leaks = activate.negative_slope > 0.0f && activate.negative_slope <= 1.0f;
-  if (activate.is_silu || activate.cap != INFINITY || (!leaks && !activate.clamps)) return End::any;
-  if (epilogue.residual != nullptr) return End::residual;
-  return activate.clamps || activate.is_linear() ? End::plain : End::leaky;
 }
 
 // In launches of as many work tiles as the blocks, or clusters, of all multiprocessors can keep repetition bits for.

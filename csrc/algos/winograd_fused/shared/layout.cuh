@@ -131,15 +131,6 @@ struct alignas(16) Column {
   __device__ __forceinline__ bool crosses(unsigned pair) const { return (2 * pair + 1) << boundary_bit > packed; }
 };
 
-// What is behind the sums in NHWC. Of code for all of it most is skipped, and what is not is far more than its
-// arithmetic: kernels of their own for what most networks have (end_of()).
-enum class End {
-  any,
-  residual,  // before or after; no activation, ReLU or leaky ReLU with a slope in (0, 1]
-  leaky,     // no residual; leaky ReLU with such a slope
-  plain,     // no residual; no activation or ReLU
-};
-
 // What a kernel is compiled for.
 struct Variant {
   int blocks;    // of a cluster, which share the points

@@ -83,10 +83,10 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
     const auto with_end = [&]<End end>() {
       launch<T, shape, use_tma, StoreMode::filters, end>(params, config, args, processors, stream);
     };
-    switch (end_of(params.epilogue)) {
+    switch (config.end) {
       case End::plain: return with_end.template operator()<End::plain>();
       case End::leaky: return with_end.template operator()<End::leaky>();
-      case End::residual:
+      case End::residual:  // one product has no kernel for it (select_end)
       case End::any: return with_end.template operator()<End::any>();
     }
   };

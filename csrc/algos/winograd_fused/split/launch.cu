@@ -47,7 +47,7 @@ void run(const ConvArgs& args, const Config& config, Runtime& runtime) {
       value.end = end;
       return value;
     };
-    switch (end_of(params.epilogue)) {
+    switch (config.end) {
       case End::plain: return run(constant<with(variant(), End::plain)>);
       case End::leaky: return run(constant<with(variant(), End::leaky)>);
       case End::residual: return run(constant<with(variant(), End::residual)>);
