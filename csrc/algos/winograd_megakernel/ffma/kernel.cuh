@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(threads, 1) convolve(const __grid_constant__ P
     }
     for (int i = 0; i < 2; ++i) barrier_init(shared.work_tile_full[i], 1), barrier_init(shared.work_tile_empty[i], 1);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    hopper::barrier_init_fence();
 #endif
   }
   __syncthreads();
