@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -163,6 +164,11 @@ def test_no_tensor_is_said_to_be_none_also_behind_a_call_that_was_right() -> Non
             for grad in (True, False):
                 with torch.set_grad_enabled(grad), pytest.raises(TypeError, match="input"):
                     call(None)
+
+
+@pytest.mark.parametrize("of_models", [fastconv.fuse, fastconv.compile])
+def test_what_makes_a_model_takes_the_class_second(of_models: Callable[..., Any]) -> None:
+    assert list(inspect.signature(of_models).parameters)[:2] == ["model", "precision"]
 
 
 def test_more_bytes_than_there_are_is_any_number_of_them(read_settings: Callable[..., dict[str, Any]]) -> None:

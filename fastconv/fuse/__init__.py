@@ -151,9 +151,9 @@ def _fused_module(
 
 def fuse(
     model: nn.Module,
+    precision: str | None = None,
     *,
     algorithm: str = "auto",
-    precision: str | None = None,
     max_error: float | None = None,
     max_workspace: int | None = None,
     filter_fn: Callable[[str, nn.Module], bool] | None = None,
@@ -177,7 +177,7 @@ def fuse(
             of tensors, and no buffer or parameter that it writes over. Arguments with a default (None, a number, a
             string) keep it for good. What forward computes from no argument (a random number, a constant) is computed
             once, here.
-        algorithm, precision, max_error, max_workspace: as for `fastconv.swap_`. Layers that were swapped before keep
+        precision, algorithm, max_error, max_workspace: as for `fastconv.swap_`. Layers that were swapped before keep
             their own.
         filter_fn: `filter_fn(name, module) -> bool`; False leaves a convolution as it is.
         strict: raise if a convolution that the filter admits is not fastconv's, or if a norm, factor, sum or
