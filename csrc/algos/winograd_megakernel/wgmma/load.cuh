@@ -185,7 +185,7 @@ class Loader {
       // The task before this one has to be done with it. (It is, if the ring has turned since.)
       if (0 < ring_.resident && ring_.resident < ring_.slots && resident_ != nullptr) {
         hopper::RingPosition last = position_;
-        if ((last.slot -= ring_.resident) < 0) last.slot += ring_.slots, last.parity ^= 1;
+        last.go_back(ring_.resident, ring_.slots);
         wait_in_place<role_load>(shared_.free[last.slot], last.parity, params_.report);
       }
       copy_bulk(shared_address(shared_.buffers[ring_.u_buffer(position_.slot, i)]), u + offset, operand_bytes, full,
