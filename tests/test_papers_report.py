@@ -72,25 +72,54 @@ def test_the_survey_is_summed_up(results_folder):
     assert region(results_folder, "cuconv/machine").startswith("NVIDIA H200, driver 580")
 
 
-def test_what_one_gpu_has_no_rows_of_is_drawn_from_the_next(results_folder):
+def test_an_experiment_is_drawn_of_the_gpu_that_has_all_of_it(results_folder):
     def both(name):
-        return documents.region(f"h100+h200/paper/{name}", results_folder)
+        return documents.region(f"h200+h100/paper/{name}", results_folder)
 
-    document = results.read(results_folder / "h200/papers/cuconv/survey.json")
+    def write_h100(suite, rows):
+        head = {**HEAD, "gpu": "NVIDIA H100 80GB HBM3", "suite": suite, "rows": rows}
+        results.write(results_folder / f"h100/{suite}.json", head)
+
+    survey = results.read(results_folder / "h200/papers/cuconv/survey.json")["rows"]
     assert both("cuconv/overall") == region(results_folder, "cuconv/overall")
+    write_h100("papers/cuconv/survey", survey)  # as many: the first
     assert both("cuconv/machine").startswith("NVIDIA H200, ")
-    rows = [row for row in document["rows"] if row["class"] == "fp32"]
-    head = {**HEAD, "gpu": "NVIDIA H100 80GB HBM3", "suite": "papers/cuconv/survey", "rows": rows}
-    results.write(results_folder / "h100/papers/cuconv/survey.json", head)
-    assert "h100_paper_cuconv_auto_fp32.svg" in both("cuconv/sizes/auto/fp32")
-    assert "h200_paper_cuconv_auto_ieee.svg" in both("cuconv/sizes/auto/ieee")
-    assert both("cuconv/said") == region(results_folder, "cuconv/said")
-    machines = [line.split(", driver")[0] for line in both("cuconv/machine").splitlines()]
-    assert machines == ["- `papers/cuconv/survey`: NVIDIA H100 80GB HBM3", "- `papers/cuconv/survey`: NVIDIA H200"]
+    assert "h200_paper_cuconv_auto_fp32.svg" in both("cuconv/sizes/auto/fp32")
+    more = [*survey, {**survey[0], "n": 2}]
+    write_h100("papers/cuconv/survey", more)
+    assert both("cuconv/machine").startswith("NVIDIA H100 80GB HBM3, ")
+    assert "h100_paper_cuconv_auto_ieee.svg" in both("cuconv/sizes/auto/ieee")
+    assert "5 configurations" in both("cuconv/said")
     (line,) = (line for line in both("index").splitlines() if "[cuConv]" in line)
-    assert "by 1.46x there | H200 | fastest in 50.0 %" in line
+    assert "by 1.46x there | H100 | fastest in 60.0 % of 5" in line
     (line,) = (line for line in both("worth").splitlines() if "Two stages" in line)
-    assert "| H200 | 1.86x |" in line
+    assert "| H100 |" in line
+    # Rows without a number count nothing, and other experiments are chosen by themselves.
+    write(results_folder, "papers/cuconv/survey", [*survey, {**survey[0], "n": 2, "us": None}])
+    assert both("cuconv/machine").startswith("NVIDIA H100 80GB HBM3, ")
+    lacking = counted(TINY[0], 1, "torch", us=None, notes={"torch": "ncu was found neither here nor there"})
+    write(results_folder, "papers/cuconv/counters", [lacking])
+    assert both("cuconv/counters").startswith("ncu was found neither")
+    write_h100("papers/cuconv/counters", [counted(TINY[0], 1, "torch"), counted(TINY[0], 1, "two_stage")])
+    assert "| `two_stage` |" in both("cuconv/counters")
+    write(results_folder, "papers/cuconv/counters", [counted(TINY[0], 1, name) for name in ("torch", "two_stage")])
+    machines = [line.split(", driver")[0] for line in both("cuconv/machine").splitlines()]
+    assert machines == ["- `papers/cuconv/survey`: NVIDIA H100 80GB HBM3", "- `papers/cuconv/counters`: NVIDIA H200"]
+
+
+def test_the_parts_of_a_file_are_drawn_each_of_the_gpu_that_has_all_of_it(tmp_path):
+    layer = Layer("res1", 64, 56, 56, 64)
+    rows = [megakernel_row(layer, 64, "ieee", 100.0, 120.0)]
+    swept = rows[0] | {"part": "mapping", "variant": "planned", "d_ig": 1, "d_go": 1, "m": 1}
+    write(tmp_path, "papers/megakernel/layers", rows)
+    suite = "papers/megakernel/layers"
+    head = {**HEAD, "gpu": "NVIDIA H100 80GB HBM3", "suite": suite, "rows": [rows[0] | {"us": 1.0}, swept]}
+    results.write(tmp_path / f"h100/{suite}.json", head)
+    assert "| res1 | 64->64 @56x56 | 100 |" in documents.region("h200+h100/paper/megakernel/layers/ieee", tmp_path)
+    assert "| res1 | `ieee` |" in documents.region("h200+h100/paper/megakernel/best_maps", tmp_path)
+    assert len(documents.region("h200+h100/paper/megakernel/machine", tmp_path).splitlines()) == 2
+    said = documents.region("h200+h100/paper/megakernel/said/contest", tmp_path)
+    assert said == "in `ieee` 1.00 times on 64 channels"
 
 
 def test_the_figures_of_the_survey_are_drawn(results_folder):

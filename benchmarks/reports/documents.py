@@ -22,8 +22,8 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/regret[/<set>]               the choice of `auto` on the convolutions of networks, of file regret[_<set>]
     <gpu>/builds                       an older build's time over this one's
     <gpu>/megakernel/...               benchmarks/reports/megakernel.py
-    <gpu>[+<gpu>]/paper/...            benchmarks/reports/papers: docs/papers, of the first GPU that has it; or
-                                       `(not measured)`
+    <gpu>[+<gpu>]/paper/...            benchmarks/reports/papers: docs/papers, each experiment of the first GPU that has
+                                       most of it; or `(not measured)`
     <gpu>/soak_megakernel              how many launches, how many of them differ
     <gpu>/machine/<suite>              what the file was measured on
     <gpu>/commits                      of which commits the tables are

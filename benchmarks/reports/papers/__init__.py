@@ -30,7 +30,7 @@ from pathlib import Path
 from benchmarks.harness.results import CLASSES, Document
 from benchmarks.reports import common
 from benchmarks.reports.papers import cuconv, index, lenet5, megakernel, single_image, textbook
-from benchmarks.reports.papers.shared import NOTHING, File, first
+from benchmarks.reports.papers.shared import NOTHING, File, chosen, first, together
 
 SOURCES = {"megakernel": megakernel, "textbook": textbook, "cuconv": cuconv, "single_image": single_image}
 SOURCES |= {"lenet5": lenet5}
@@ -42,8 +42,9 @@ ALGORITHMS = ("two_stage", "auto")  # what a table's argument may be, beside a c
 def region(rest: Sequence[str], files: Mapping[str, File]) -> str | None:
     """The Markdown of a region, for a document in docs/papers; None for a name that is none of these.
 
-    files: GPU -> suite -> its document, None if there is none. What the first GPU has no rows of the next one may have.
+    files: GPU -> suite -> its document, None if there is none; of several GPUs `shared.chosen` says which is drawn.
     """
+    files = chosen(files)
     match rest:
         case ["index"]:
             return index.table(files)
@@ -54,9 +55,9 @@ def region(rest: Sequence[str], files: Mapping[str, File]) -> str | None:
         case [source, "machine"] if source in SOURCES:
             return _machines(source, files)
         case [source, "said"] if source in SOURCES:
-            return first(SOURCES[source].said(file) for file in files.values())
+            return SOURCES[source].said(together(files)[0])
         case [source, "said", name] if source in SOURCES and name in SOURCES[source].SENTENCES:
-            return first(SOURCES[source].SENTENCES[name](file) for file in files.values())
+            return SOURCES[source].SENTENCES[name](together(files)[0])
         case [source, table, *arguments] if source in SOURCES and table in SOURCES[source].TABLES:
             if any(argument not in (*CLASSES, *ALGORITHMS) for argument in arguments):
                 return None
@@ -74,17 +75,12 @@ def _drawn(source: str, table: str, arguments: Sequence[str], gpu: str, file: Fi
 
 
 def _machines(source: str, files: Mapping[str, File]) -> str:
-    """What the source's tables are of: of each file's classes and parts the first GPU that has them; a line for each
-    machine and commit."""
+    """What the source's tables are of; a line for each machine and commit."""
     found: dict[str, list[str]] = {}
     for suite in dict.fromkeys(suite for suite, _ in SOURCES[source].TABLES.values()):
-        drawn: set[tuple[str, str | None]] = set()
         for file in files.values():
-            document = file(suite) or {"rows": []}
-            held = {(row["class"], row.get("part")) for row in document["rows"]}
-            if not held <= drawn:
+            if (document := file(suite)) is not None and document["rows"]:
                 found.setdefault(common.machine_line(document), []).append(f"`{suite}`")
-            drawn |= held
     if len(found) == 1:
         return next(iter(found))
     return "\n".join(f"- {', '.join(its)}: {line}" for line, its in found.items()) or NOTHING

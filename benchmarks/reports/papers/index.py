@@ -11,7 +11,7 @@ from benchmarks.reports import common
 from benchmarks.reports import megakernel as study
 from benchmarks.reports.networks import speedup_of
 from benchmarks.reports.papers import cuconv, lenet5, megakernel, single_image, textbook
-from benchmarks.reports.papers.shared import NOTHING, File, of_class, rows_in, span, wins
+from benchmarks.reports.papers.shared import NOTHING, File, of_class, rows_in, span, together, wins
 from benchmarks.studies.ladder import HALF
 
 
@@ -135,10 +135,10 @@ HERE = "here, in class `ieee`"
 
 
 def _here(found: Callable[[File], tuple[str, str]], files: Mapping[str, File]) -> tuple[str, str, str]:
-    """The GPU or GPUs that have it, the number, the verdict: of the first GPU that has each."""
-    said = {gpu.upper(): found(file) for gpu, file in files.items()}
-    cells = [next(((gpu, its[i]) for gpu, its in said.items() if its[i] != NOTHING), ("", NOTHING)) for i in range(2)]
-    return ", ".join(filter(None, dict.fromkeys(gpu for gpu, _ in cells))), cells[0][1], cells[1][1]
+    """The GPU or GPUs that it is of, the number, the verdict."""
+    file, gave = together(files)
+    number, verdict = found(file)
+    return ", ".join(gpu.upper() for gpu in files if gpu in gave), number, verdict
 
 
 def table(files: Mapping[str, File]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.harness.results import Document, Row
@@ -13,6 +13,53 @@ from benchmarks.reports import common
 
 NOTHING = "(not measured)"
 File = Callable[[str], Document | None]
+
+
+def _measured(document: Document | None) -> dict[str, set[tuple[object, ...]]]:
+    """Of what a file holds numbers, by part: layer or network, batch, class, layout, form. Of a layer's algorithms and
+    maps one is enough: which there are is another build's matter."""
+    found: dict[str, set[tuple[object, ...]]] = {}
+    for row in (document or {"rows": []})["rows"]:
+        if row.get("us") or row.get("largest") is not None or (row.get("kernels") and "variant" not in row):
+            key = tuple(row.get(name) for name in ("layer", "network", "n", "batch", "class", "layout", "mode"))
+            found.setdefault(row.get("part", ""), set()).add(key)
+    return found
+
+
+def chosen(files: Mapping[str, File]) -> dict[str, File]:
+    """GPU -> what is drawn of its files: an experiment, a file or a part of one, is of one GPU, the one that has
+    measured most of it, and of equals the first. So the first GPU's is drawn when it is complete, and until then the
+    next one's, as a whole: no table mixes two GPUs, or shows a half where there is a whole."""
+
+    def view(gpu: str) -> File:
+        def file(suite: str) -> Document | None:
+            document = files[gpu](suite)
+            if document is None or len(files) == 1:
+                return document
+            held = {other: _measured(its(suite)) for other, its in files.items()}
+            most = {part: max(held, key=lambda other: len(held[other].get(part, ()))) for part in
+                    {part for its in held.values() for part in its}}  # fmt: skip
+            rows = [row for row in document["rows"] if most.get(row.get("part", ""), gpu) == gpu]
+            return {**document, "rows": rows}
+
+        return file
+
+    return {gpu: view(gpu) for gpu in files}
+
+
+def together(files: Mapping[str, File]) -> tuple[File, list[str]]:
+    """For what several experiments say: a file with the rows of all, and GPUs, filled with those whose rows it gave.
+    files: of `chosen`."""
+    gave: list[str] = []
+
+    def file(suite: str) -> Document | None:
+        found = {gpu: document for gpu, its in files.items() if (document := its(suite)) is not None}
+        filled = {gpu: document for gpu, document in found.items() if document["rows"]} or found
+        gave.extend(gpu for gpu, document in filled.items() if document["rows"] and gpu not in gave)
+        rows = [row for document in filled.values() for row in document["rows"]]
+        return {**next(iter(filled.values())), "rows": rows} if filled else None
+
+    return file, gave
 
 
 def first(texts: Iterable[str]) -> str:
