@@ -15,11 +15,16 @@ def test_lenet5_is_drawn(tmp_path):
     rows = [cuconv_row(layer, 100, "ieee", times, {"torch_default_nchw": 15.0}) for layer in (first, second)]
     # One of the two layers at another batch is no sum of both.
     rows.append(cuconv_row(first, 1000, "ieee", {"direct": 300.0}, {"torch_default_nchw": 15.0}))
+    rows[0] |= {"auto": "direct", "peers": {"torch_default_nchw": 15.0, "cudnn_gemm": 16.0}}
+    rows[0] |= {"with_packing": {"fused_unroll": 12.0}, "bytes": {"fused_unroll": [1 << 20, 1 << 19]}}
     write(tmp_path, "papers/lenet5/layers", rows)
     lines = region(tmp_path, "lenet5/layers/ieee").splitlines()
-    assert lines.pop() == "| 1000 | lenet1 | 300 | - | 15.0 | `torch_default_nchw` | **0.05x** | -, - |"
+    assert lines.pop() == (
+        "| 1000 | lenet1 | 300 | - | 15.0 | `torch_default_nchw` | **0.05x** | - | -, - | - | - | 15.0 |"
+    )
+    assert lines[2].endswith(" | 1.50x | 12.0 | 1.00, 0.50 | 30.0 `direct` | 16.0 | 15.0 |")
     assert lines[0].startswith("| batch | layer | `direct` us | `fused_unroll` us | best peer us |")
-    assert lines[-1] == "| 100 | both | 60.0 | 20.0 | 30.0 |  | 1.50x |  |"
+    assert lines[-1] == "| 100 | both | 60.0 | 20.0 | 30.0 |  | 1.50x |  |  |  |  |  |"
     said = "the fastest first, `fused_unroll` 20.0 us, `direct` 60.0 us, the best rival 30.0 us."
     assert said in region(tmp_path, "lenet5/said")
     row = {"network": "lenet5_digits", "batch": 450, "class": "fp16", "mode": "direct", "us": 5.0, "swapped": 2}

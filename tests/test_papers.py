@@ -332,6 +332,10 @@ def test_lenet5_and_the_ladder_time_every_rung(options):
     assert {row["layer"] for row in document["rows"]} == {"lenet1", "lenet2"}
     for row in document["rows"]:
         assert {name for name, us in row["algorithms"].items() if us} >= set(lenet5.RUNGS) - {"implicit_gemm"}
+        assert row["algorithm"] == row["auto"]  # whether or not it is a rung
+        own = {name: us for name, us in row["algorithms"].items() if name != "torch"}
+        assert set(own) == set(row["bytes"]) - {"torch"}
+        assert row["with_packing"][min(own, key=lambda name: own[name])] > 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(textbook, "LAYERS", TINY)
         found = papers.run("textbook", replace(options, batches=[1], classes=["fp32"]))
@@ -342,6 +346,8 @@ def test_lenet5_and_the_ladder_time_every_rung(options):
     for row in found["kernels"]["rows"]:
         assert row["error"] < 1e-5
         assert row["kernels"] == []  # no GPU, no launches
+        assert row["packed_bytes"] > 0
+        assert row["workspace_bytes"] >= 0
 
 
 def test_the_megakernel_is_exchanged_for_3x3_layers_alone(options):

@@ -207,6 +207,12 @@ def test_the_ladder_and_the_megakernels_networks_are_drawn(tmp_path):
     assert f"| {layer.layer} | `im2col_gemm` | NCHW | 1000 |" in lines[-1]
     assert " 3.00x | " in lines[-1]
     assert "`im2col_gemm` is the fastest rung, 3.0 times as fast as `direct`" in region(tmp_path, "textbook/said")
+    row |= {"with_packing": {"im2col_gemm": 1100.0}, "bytes": {"im2col_gemm": [1 << 20, 1 << 19]}}
+    row |= {"algorithm": "winograd_f4", "auto": "winograd_f4", "us": 300.0}
+    write(tmp_path, "papers/textbook/ladder", [row])
+    assert region(tmp_path, "textbook/memory").splitlines()[-1] == (  # no rival is cuDNN's by name
+        f"| {layer.layer} | `ieee` | NCHW | `im2col_gemm` | 1000 | 1100 | 1.0 | 0.5 | 300 `winograd_f4` | 500 |"
+    )
     for draw in documents.figures(tmp_path).values():
         draw(tmp_path / "roofline.svg")
     assert "FLOP per byte" in (tmp_path / "roofline.svg").read_text()

@@ -133,7 +133,8 @@ class Group:
     survey: bool = False  # one of very many layers: rivals without a search, few rounds, a short row
     once_us: dict[str, float] = field(default_factory=dict)  # of a survey: contender that is not timed -> a single call
     triton: bool = False  # is among the rivals
-    keeps_named: bool = False  # algorithms that are asked for by name are timed, however slow
+    keeps_named: bool = False  # algorithms that are asked for by name are timed, however slow, and the choice of `auto`
+    packs: bool = False  # the choice is timed with the filter packed in every call, too; at batch 1 it always is
     alone: bool = True  # nobody else uses the GPU while contenders enter
     bytes: dict[str, tuple[int, int]] = field(default_factory=dict)  # ours -> workspace, packed weight
 
@@ -257,7 +258,8 @@ def _enter_all(group: Group, reference: Reference, algorithms: Sequence[str] | N
                 if (name := f"{accuracy}/{layout}/{rung}") in group.banned:
                     group.notes[name] = group.banned[name]
                     continue
-                call = ladder.contender(rung, group.inputs[layout], group.weights["nchw"], group.layer)
+                its = group.inputs[layout], group.weights["nchw"], group.layer
+                call, group.bytes[name] = ladder.contender(rung, *its), (ladder.workspace_bytes(rung, *its), 0)
                 _enter(group, name, call, reference, math.inf)
     return choices
 
@@ -285,9 +287,9 @@ def _enter_ours(
     reference: Reference,
     algorithms: Sequence[str] | None,
 ) -> None:
-    algorithm = row["algorithm"]
-    name = f"{accuracy}/{layout}/{algorithm}"
-    if algorithms is not None and algorithm not in algorithms:
+    algorithm, prefix = row["algorithm"], f"{accuracy}/{layout}/"
+    name = prefix + algorithm
+    if algorithms is not None and algorithm not in algorithms and not (chosen and group.keeps_named):
         return
     is_choice, chosen = chosen, chosen or group.keeps_named
     if algorithm == "torch" and not chosen and group.direction not in FUSED:
@@ -315,7 +317,11 @@ def _enter_ours(
         timing.recover()
         return
     _enter(group, name, call, reference, math.inf if chosen else timing.HOPELESS)
-    if is_choice and (group.n == 1 or group.survey) and algorithm != "torch":
+    if algorithm == "torch" or name not in group.entrants:
+        return
+    # Of algorithms that are asked for by name, those that may be the fastest.
+    near = group.entrants[name].estimate_us <= SURVEY_HOPELESS * group.best_us(lambda its: its.startswith(prefix))
+    if (is_choice and (group.n == 1 or group.survey or group.packs)) or (group.keeps_named and near):
         packing = ours.packing_contender(algorithm, *data, *addends)
         _enter(group, name + _PACKING, packing, reference, math.inf)
 
@@ -394,6 +400,10 @@ def _rows(group: Group, choices: dict[tuple[str, str], str], measured: timing.Me
         if group.survey:
             kept = ("errors",) if group.keeps_named else ()
             row = {name: value for name, value in row.items() if name in kept or name not in _SURVEY_LEAVES_OUT}
+            if group.keeps_named:
+                packing = {name: times.get(prefix + name + _PACKING) for name in timed}
+                row["with_packing"] = {name: its.us for name, its in packing.items() if its}
+                row["bytes"] = {name: group.bytes[prefix + name] for name in mine if prefix + name in group.bytes}
             row["once_us"] = {
                 name.removeprefix(prefix): us
                 for name, us in group.once_us.items()

@@ -69,6 +69,7 @@ class _Plan:
     max_error: float = 1.5
     survey: bool = False
     triton: bool = False
+    packs: bool = False
     plans: tuple[str, ...] = ()
     part: int = 0  # of so many parts: every parts-th item of the work is this one's
     parts: int = 1
@@ -110,6 +111,7 @@ def run(
     workers: int = 1,
     survey: bool = False,
     triton: bool = False,
+    packs: bool = False,
     plans: Sequence[Path | str] = (),
     suite: str | None = None,
 ) -> results.Document:
@@ -131,6 +133,7 @@ def run(
     survey: very many layers in little time: rivals without a search, few rounds, nothing printed but the end; all but
     the rounds of a small layer is done beside other workers. Algorithms that are named are timed, however slow.
     triton: an implicit GEMM in Triton is one more rival of the forward pass; its tiles compile for some seconds.
+    packs: what `auto` takes is timed with its filter packed in every call, too; at batch 1, in a survey, it always is.
     plans: result files of the same cuDNN: what were the fastest plans there is not searched for again.
     max_error: forward rows tell in `within` what `auto` takes within this limit, beside what it takes by default.
     Raises ValueError for unknown names, for plans of another cuDNN and, not isolated, timing.DeviceLost if the
@@ -169,6 +172,7 @@ def run(
         max_error=max_error,
         survey=survey,
         triton=triton,
+        packs=packs,
         plans=tuple(map(str, plans)),
     )
     console = console or _console()
@@ -246,7 +250,7 @@ def _work(plan: _Plan, console: Console, marker: Marker, first: int, banned: Map
             marker.set(index, "")
             group = layer_group.Group(layer, n, dtype, tf32, members, plan.layouts, device, banned=banned)
             group.direction, group.max_error, group.survey = plan.direction, plan.max_error, plan.survey
-            group.triton = plan.triton
+            group.triton, group.packs = plan.triton, plan.packs
             group.known_plans = earlier.known(plan.plans, layer, n, members[0], plan.direction)
             group.keeps_named = plan.survey and plan.algorithms is not None
             group.announce = lambda name, index=index: marker.set(index, name)  # type: ignore[misc]

@@ -90,7 +90,7 @@ def resnet2(options: Options) -> results.Document:
     return layer_suite.run(
         options.batches or (BATCH,), options.classes or RESNET2_CLASSES, select(RESNET2), rounds=options.rounds,
         budget_s=options.budget_s, device=options.device, layouts=("nchw", "nhwc"), resume=options.resume, triton=True,
-        **options.file("papers/megakernel/resnet2"),
+        packs=True, **options.file("papers/megakernel/resnet2"),
     )  # fmt: skip
 
 

@@ -143,16 +143,20 @@ def _kernel_rows(layer: Layer, n: int, accuracy: str, device: torch.device) -> l
     reference = layer_group.prepare_data(group, seed=0)
     x, weight, rows = group.inputs[layout], group.weights[layout], []
     serving = study.serving(RUNGS, layer, accuracy, layout, device)
-    serving += [row["algorithm"] for row in ours.candidates(layer, n, accuracy, layout, device) if row["ok"]]
+    planned = ours.candidates(layer, n, accuracy, layout, device)
+    workspaces = {row["algorithm"]: row["workspace_bytes"] for row in planned if row["ok"]}
+    serving += workspaces
     for rung in RUNGS if accuracy == "ieee" else (TENSOR_CORES,):
         if rung not in serving:
             continue
         row = empty_row(layer, n, accuracy, layout) | {"algorithm": rung, "kernels": []}
         try:
             if study.is_rung(rung):
-                call = study.contender(rung, x, weight, layer)
+                call, kept = study.contender(rung, x, weight, layer), (study.workspace_bytes(rung, x, weight, layer), 0)
             else:
                 call = ours.contender(rung, x, weight, layer, accuracy)
+                kept = workspaces[rung], ours.packed_bytes(rung, weight, layer, accuracy)
+            row |= {"workspace_bytes": kept[0], "packed_bytes": kept[1]}
             row["error"] = reference.error(call())["l2"]
             if device.type == "cuda":
                 row["kernels"] = launches.distinct(launches.of_call(call), launches.Multiprocessor.of(device))

@@ -92,12 +92,22 @@ def serving(names: Iterable[str], layer: Layer, accuracy: str, layout: str, devi
     return [name for name in wanted if not RUNGS[name].why_not(layer, element)]
 
 
-def workspace_of(name: str, x: Tensor, weight: Tensor, output: Tensor) -> Tensor | None:
-    """What a rung needs beside its tensors: of `unroll`, the unrolled input of as many images as WORKSPACE holds."""
+def workspace_bytes(name: str, x: Tensor, weight: Tensor, layer: Layer) -> int:
+    """Of what a rung needs beside its tensors: of `unroll`, the unrolled input of as many images as WORKSPACE holds."""
+    return _workspace_bytes(name, x, weight, layer.p * layer.q)
+
+
+def _workspace_bytes(name: str, x: Tensor, weight: Tensor, pixels: int) -> int:
     if RUNGS[name].form != "unroll":
-        return None
-    image = weight[0].numel() * output[0, 0].numel() * x.element_size()
-    return torch.empty(image * max(1, min(len(x), WORKSPACE // image)), dtype=torch.uint8, device=x.device)
+        return 0
+    image = weight[0].numel() * pixels * x.element_size()
+    return image * max(1, min(len(x), WORKSPACE // image))
+
+
+def workspace_of(name: str, x: Tensor, weight: Tensor, output: Tensor) -> Tensor | None:
+    """Room for them; None if there are none."""
+    size = _workspace_bytes(name, x, weight, output[0, 0].numel())
+    return torch.empty(size, dtype=torch.uint8, device=x.device) if size else None
 
 
 def convolve(name: str, x: Tensor, weight: Tensor, stride: int = 1, padding: int = 0) -> Tensor:

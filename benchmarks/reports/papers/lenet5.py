@@ -12,13 +12,17 @@ from benchmarks.papers.lenet5 import RUNGS
 from benchmarks.reports import common
 from benchmarks.reports.networks import speedup_of
 from benchmarks.reports.papers.shared import (
+    BESIDE,
     NOTHING,
     File,
+    beside,
     bytes_of,
     classes_of,
     of_class,
+    packing_us,
     percent,
     rows_in,
+    without_empty,
 )
 from benchmarks.studies.ladder import HALF, TILE, class_of
 from benchmarks.studies.ladder import RUNGS as LADDER
@@ -58,29 +62,30 @@ def _both(rows: Sequence[Row], n: int) -> list[Row]:
 
 
 def layers(document: Document, gpu: str, accuracy: str) -> str:
-    """A row per batch and layer, then both together: op times of each rung, and of the fastest rival."""
+    """A row per batch and layer, then both together: op times of each rung, and of the fastest rival; what the fastest
+    rung takes with packing, and keeps; our choice, cuDNN's best, PyTorch's."""
     rows = of_class(document, accuracy)
     rungs = [rung for rung in RUNGS if any(row["algorithms"].get(rung) for row in rows)]
     header = ["batch", "layer", *(f"`{rung}` us" for rung in rungs), "best peer us", "peer", "best rung's gain"]
-    header += ["its workspace, packed MiB"]
+    header += ["it with packing us", "its workspace, packed MiB", *BESIDE]
     lines = []
     for n in sorted({row["n"] for row in rows}):
         its = sorted((row for row in rows if row["n"] == n), key=lambda row: row["layer"])
         for row in its:
-            best = min((us for rung in rungs if (us := row["algorithms"].get(rung))), default=None)
+            best, rung = min(((us, rung) for rung in rungs if (us := row["algorithms"].get(rung))), default=(None, ""))
             cells = [common.us(row["algorithms"].get(rung)) for rung in rungs]
             cells += [common.us(row["best_peer_us"]), f"`{row['best_peer']}`"]
             cells.append(common.times(speedup_of(best, row["best_peer_us"])))
-            of_best = best is not None and row["algorithms"].get(row["algorithm"]) == best
-            lines.append([str(n), row["layer"], *cells, bytes_of(row, 2) if of_best else "-"])
+            cells += [common.us(packing_us(row, rung)), bytes_of(row, 2, rung), *beside(row)]
+            lines.append([str(n), row["layer"], *cells])
         if not _both(its, n):
             continue
         totals = [_total([row["algorithms"].get(rung) for row in its]) for rung in rungs]
         peer = _total([row["best_peer_us"] for row in its])
         best = min((us for us in totals if us), default=None)
         cells = [*map(common.us, totals), common.us(peer), ""]
-        lines.append([str(n), "both", *cells, common.times(speedup_of(best, peer)), ""])
-    return common.markdown_table(header, lines) if lines else NOTHING
+        lines.append([str(n), "both", *cells, common.times(speedup_of(best, peer)), *[""] * (2 + len(BESIDE))])
+    return without_empty(common.markdown_table(header, lines)) if lines else NOTHING
 
 
 def totals(document: Document, rung: str) -> dict[int, float]:

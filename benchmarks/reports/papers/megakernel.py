@@ -229,6 +229,7 @@ def resnet2(document: Document, gpu: str, accuracy: str) -> str:
     table = common.markdown_table(["contender", "us", "the megakernel over it", "error"], lines)
     kept = [
         f"`{row['algorithm']}` in {row['layout'].upper()} {bytes_of(row)}"
+        + (f" ({common.us(row['us_with_packing'])} us with packing)" if row.get("us_with_packing") else "")
         for row in of_class(document, accuracy)
         if row.get("workspace_bytes") is not None
     ]

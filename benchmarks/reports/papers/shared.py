@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.harness.results import Document, Row
 from benchmarks.layers.sets import FFMA_FLOPS, bandwidth_of
+from benchmarks.peers import REFUSED
 from benchmarks.reports import common
 
 NOTHING = "(not measured)"
@@ -128,9 +129,35 @@ def rows_in(file: File, suite: str) -> list[Row]:
     return rows
 
 
-def bytes_of(row: Row, digits: int = 1) -> str:
-    """Workspace and packed filters of the row's algorithm, in MiB."""
-    return ", ".join(common.mib(row.get(f"{name}_bytes"), digits) for name in ("workspace", "packed"))
+def bytes_of(row: Row, digits: int = 1, algorithm: str | None = None) -> str:
+    """Workspace and packed filters of the row's algorithm, or of another that it has them of, in MiB."""
+    held = row.get("workspace_bytes"), row.get("packed_bytes")
+    if algorithm not in (None, row["algorithm"]):
+        held = row.get("bytes", {}).get(algorithm, (None, None))
+    return ", ".join(common.mib(value, digits) for value in held)
+
+
+def packing_us(row: Row, algorithm: str) -> float | None:
+    """Of an algorithm whose filter is packed in every call; None where that was not timed."""
+    us: float | None = row.get("with_packing", {}).get(algorithm)
+    return row.get("us_with_packing") if us is None and algorithm == row["algorithm"] else us
+
+
+def peer_us(row: Row, *prefixes: str) -> float | None:
+    """The fastest of the rivals whose names begin so."""
+    refused = {name for name, note in row.get("notes", {}).items() if note.startswith(REFUSED)}
+    times = (us for name, us in row["peers"].items() if us and name.startswith(prefixes) and name not in refused)
+    return min(times, default=None)
+
+
+BESIDE = ["`auto` us", "cuDNN us", "PyTorch us"]
+
+
+def beside(row: Row) -> list[str]:
+    """What `auto` takes, by which algorithm, where it was timed; cuDNN's best; PyTorch's best."""
+    us = row["us"] if row["algorithm"] == row.get("auto") else None
+    named = f"{common.us(us)} `{row['algorithm']}`" if us else "-"
+    return [named, *(common.us(peer_us(row, prefix)) for prefix in ("cudnn_", "torch_"))]
 
 
 def short_name(kernel: str) -> str:

@@ -23,14 +23,18 @@ from benchmarks.papers.textbook import (
 )
 from benchmarks.reports import common
 from benchmarks.reports.papers.shared import (
+    BESIDE,
     NOTHING,
     File,
+    beside,
     bytes_of,
     classes_of,
     of_class,
+    packing_us,
     rates,
     short_name,
     span,
+    without_empty,
 )
 from fastconv.figures import new_figure, save_figure
 
@@ -99,15 +103,21 @@ def ladder(document: Document, gpu: str, accuracy: str) -> str:
 
 
 def memory(document: Document, gpu: str) -> str:
-    """A row per layer, class and layout: what the fastest rung keeps beside its tensors."""
+    """A row per layer, class and layout: the fastest rung, its time with packing, what it keeps beside its tensors; and
+    our choice, cuDNN's best, PyTorch's."""
     lines = []
     for accuracy in classes_of(document, CLASSES):
         for row in of_class(document, accuracy):
-            if row["us"] and row.get("workspace_bytes") is not None:
-                line = [row["layer"], f"`{accuracy}`", row["layout"].upper(), f"`{row['algorithm']}`"]
-                lines.append([*line, common.us(row["us"]), *bytes_of(row).split(", ")])
-    header = ["layer", "class", "layout", "fastest rung", "us", "workspace MiB", "packed filters MiB"]
-    return common.markdown_table(header, lines) if lines else NOTHING
+            found = [(us, rung) for rung in RUNGS if (us := row["algorithms"].get(rung))]
+            if not found:
+                continue
+            us, rung = min(found)
+            line = [row["layer"], f"`{accuracy}`", row["layout"].upper(), f"`{rung}`", common.us(us)]
+            line += [common.us(packing_us(row, rung)), *bytes_of(row, 1, rung).split(", ")]
+            lines.append([*line, *beside(row)])
+    header = ["layer", "class", "layout", "fastest rung", "us", "with packing us", "workspace MiB"]
+    header += ["packed filters MiB", *BESIDE]
+    return without_empty(common.markdown_table(header, lines)) if lines else NOTHING
 
 
 def kernels(document: Document, gpu: str) -> str:
@@ -117,11 +127,11 @@ def kernels(document: Document, gpu: str) -> str:
         for kernel in row["kernels"][:1]:
             line = [row["layer"], f"`{row['algorithm']}`", f"`{short_name(kernel['kernel'])}`", str(kernel["launches"])]
             line += [str(kernel[each]) for each in ("blocks", "threads", "registers", "shared_bytes")]
-            lines.append(
-                [*line, f"{kernel['occupancy']:.0%}", common.us(kernel["us"]), common.scientific(row["error"])]
-            )
+            line += [f"{kernel['occupancy']:.0%}", common.us(kernel["us"]), *bytes_of(row).split(", ")]
+            lines.append([*line, common.scientific(row["error"])])
     header = ["layer", "rung", "longest kernel", "launches", "blocks", "threads", "registers", "shared bytes"]
-    return common.markdown_table([*header, "occupancy", "us", "error"], lines) if lines else NOTHING
+    header += ["occupancy", "us", "workspace MiB", "packed filters MiB", "error"]
+    return without_empty(common.markdown_table(header, lines)) if lines else NOTHING
 
 
 TABLES: dict[str, tuple[str, Callable[..., str]]] = {
