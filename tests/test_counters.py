@@ -52,14 +52,15 @@ def test_counters_are_read_once_and_whom_the_driver_refuses_is_refused_once(tmp_
     monkeypatch.setattr(counters.environment, "describe", lambda suite, device: head)
     refused = {"two_stage"}
 
-    def measure(layer, n, accuracy, algorithm, layout, limit_s):
-        asked.append((layer.layer, algorithm))
+    def measure(jobs, limit_s):
+        asked.extend((job["layer"]["layer"], job["algorithm"]) for job in jobs)
         limits.append(limit_s)
-        if algorithm in refused:
+        if refused & {job["algorithm"] for job in jobs}:
             raise counters.NoCounters(f"ncu gave no table: ==ERROR== {counters.FORBIDDEN}")
-        return {"": dict.fromkeys(counters.METRICS, 1.0)}
+        return [{"": dict.fromkeys(counters.METRICS, 1.0)} for _ in jobs]
 
     monkeypatch.setattr(counters, "measure", measure)
+    monkeypatch.setattr(counters, "JOBS", 1)
 
     def run(**more):
         asked.clear()
@@ -75,9 +76,29 @@ def test_counters_are_read_once_and_whom_the_driver_refuses_is_refused_once(tmp_
     assert [row["us"] for row in document["rows"]] == [1.0] * 4
     run(resume=True)
     assert asked == []
-    assert set(limits) == {counters.LIMIT_S}
+    assert set(limits) == {counters.LIMIT_S + counters.JOB_S}
     run(budget_s=20.0)
     assert 0 < limits[-1] <= 20.0 + runs.OVERTIME_S  # nobody waits for ncu long behind the time
+
+
+def test_a_process_has_several_layers_and_says_whose_calls_they_are(tmp_path, monkeypatch):
+    marker = (f"void {counters.MARKER}(long)", 1)
+    output = table(marker, ("one", 3), marker, ("other", 4)).replace('["a", "b"]', '[[""], "no room", [""]]')
+    program = tmp_path / "ncu"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(counters, "program", lambda: str(program))
+    head = environment.describe("c", "cpu")
+    monkeypatch.setattr(counters.environment, "describe", lambda suite, device: head)
+    options = {"out": tmp_path / "c.json", "suite": "c", "report": lambda line: None}
+    rows = counters.run("res2,res3,res4", 1, ["ieee"], ["two_stage"], **options)["rows"]
+    assert [(row["layer"], row["us"]) for row in rows] == [("res2", 3), ("res3", None), ("res4", 4)]
+    assert rows[1]["notes"] == {"two_stage": "no room"}
+    program.write_text(program.read_text().replace('"no room", ', ""))
+    program.write_text(program.read_text().replace('[[""], [""]]', '[[""], ["", ""]]'))
+    rows = counters.run("res1", 1, ["ieee"], ["two_stage"], **options)["rows"]
+    (row,) = (row for row in rows if row["layer"] == "res1")
+    assert row["notes"]["two_stage"].startswith("ncu saw 2 calls")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -86,7 +107,8 @@ def test_counters_of_a_call(tmp_path):
 
     (layer,) = select("res3")
     try:
-        found = counters.measure(layer, 1, "ieee", "two_stage")
+        job = {"layer": layer.fields(), "n": 1, "class": "ieee", "algorithm": "two_stage", "layout": "nhwc"}
+        (found,) = counters.measure([job])
     except counters.NoCounters as error:
         pytest.skip(f"counters: {error}")
     assert found[""]["kernels"] == 2

@@ -1,10 +1,10 @@
 """Hardware counters of kernels, by NVIDIA's Nsight Compute: the bytes of memory and of the L2 cache, hit rates,
 instructions and warps of what one call launches.
 
-`ncu` runs a process of its own, which makes every call ready and then launches each once, behind a marker, from cold
+`ncu` runs a process of its own, which makes some layers' calls ready and launches each once, behind a marker, from cold
 caches: what a kernel of the call leaves in them its next one finds. The process runs as often as it takes to read all
-counters, so that no kernel is replayed alone. Where counters may not be read (another runtime, a driver
-that keeps them for the administrator), the rows say why.
+counters, so that no kernel is replayed alone; since most of its time is its start, it has several layers. Where
+counters may not be read (another runtime, a driver that keeps them for the administrator), the rows say why.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ METRICS = {
 }
 MARKER = "spin_kernel"  # of torch.cuda._sleep
 FORBIDDEN = "ERR_NVGPUCTRPERM"  # what ncu says where the driver keeps the counters for the administrator
-LIMIT_S = 150.0
+LIMIT_S, JOB_S = 60.0, 20.0  # that a process of several jobs may take, and more for each of them
+JOBS = 8  # of a process: a layer, class and algorithm each
 MEGAKERNEL = "winograd_megakernel"
 # The maps of the megakernel whose counters are compared, as its instruments take them.
 MAPS: dict[str, dict[str, Any]] = {
@@ -79,28 +80,43 @@ def calls_of(layer: Layer, n: int, accuracy: str, algorithm: str, layout: str) -
     """Of one layer by one algorithm, by variant: of the megakernel its maps, else one. Needs a CUDA device."""
     x, weight = random_data(layer, n, accuracy, torch.device("cuda"))
     x = x.contiguous(memory_format=LAYOUTS[layout])
-    if algorithm != MEGAKERNEL:
-        return {"": ours.contender(algorithm, x, weight, layer, accuracy)}
+    if algorithm != MEGAKERNEL:  # PyTorch's by cuDNN's heuristics: a search may end otherwise in the next process
+        return {"": ours.contender(algorithm, x, weight, layer, accuracy, search=False)}
     kernel = kernel_of(x, weight, layer, accuracy)
     return {name: functools.partial(kernel, Options(**its)) for name, its in MAPS.items()}
 
 
-def work(job: Mapping[str, Any]) -> None:
-    """What the watched process does: makes the calls ready, then a marker and a launch for each."""
-    calls = calls_of(Layer(**job["layer"]), job["n"], job["class"], job["algorithm"], job["layout"])
-    with torch.inference_mode():
-        for call in calls.values():
-            call()
-        flush = timing.L2Flush(torch.device("cuda"))
-        for call in calls.values():
-            flush()
-            torch.cuda.synchronize()
-            torch.cuda.profiler.start()
-            torch.cuda._sleep(1)
-            call()
-            torch.cuda.synchronize()
-            torch.cuda.profiler.stop()
-    print("variants " + json.dumps(list(calls)))
+Job = Mapping[str, Any]  # a layer's fields, batch, class, algorithm, layout
+
+
+def work(jobs: Sequence[Job]) -> None:
+    """What the watched process does: of each job it makes the calls ready, then a marker and a launch for each; at last
+    it prints the variants of each job, or why it has none."""
+    flush = timing.L2Flush(torch.device("cuda"))
+    found: list[list[str] | str] = []
+    for job in jobs:
+        try:
+            calls = calls_of(Layer(**job["layer"]), job["n"], job["class"], job["algorithm"], job["layout"])
+            with torch.inference_mode():
+                for call in calls.values():
+                    call()
+                for call in calls.values():
+                    _launch(call, flush)
+            found.append(list(calls))
+        except RuntimeError as error:  # of a first call: nothing of the job was watched
+            timing.recover()
+            found.append(timing.message_of(error))
+    print("variants " + json.dumps(found))
+
+
+def _launch(call: Callable[[], object], flush: Callable[[], object]) -> None:
+    flush()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    torch.cuda._sleep(1)
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
 
 
 def parse(output: str) -> list[list[dict[str, str]]]:
@@ -141,24 +157,22 @@ def joined(kernels: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     return {**total, "us": total["us"] / 1e3, "kernels": len(kernels), "parts": parts}
 
 
-def measure(
-    layer: Layer, n: int, accuracy: str, algorithm: str, layout: str = "nhwc", limit_s: float | None = LIMIT_S
-) -> dict[str, dict[str, Any]]:
-    """Variant -> counters. Raises NoCounters, also after `limit_s` seconds."""
-    job = {"layer": layer.fields(), "n": n, "class": accuracy, "algorithm": algorithm, "layout": layout}
+def measure(jobs: Sequence[Job], limit_s: float | None = None) -> list[dict[str, dict[str, Any]] | str]:
+    """Of each job: variant -> counters, or why it has none. Raises NoCounters where there are none of any, also after
+    `limit_s` seconds."""
     command = [program(), "--csv", "--page", "raw", "--print-units", "base", "--profile-from-start", "off"]
     command += ["--clock-control", "none", "--cache-control", "none", "--replay-mode", "application"]
     command += ["--metrics", ",".join(metric for metric, _ in METRICS.values())]
-    command += [sys.executable, "-c", _WORKER, json.dumps(sys.path), json.dumps(job)]
+    command += [sys.executable, "-c", _WORKER, json.dumps(sys.path), json.dumps(jobs)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
         raise NoCounters(f"ncu took more than {limit_s:.0f} s") from None
-    found = parse(done.stdout)
+    found = iter(calls := parse(done.stdout))
     names = next((json.loads(line[9:]) for line in done.stdout.splitlines() if line.startswith("variants ")), None)
-    if names is None or len(names) != len(found):
-        raise NoCounters(f"ncu saw {len(found)} calls; {done.stderr.strip().splitlines()[-1:] or 'no word of why'}")
-    return {name: joined(kernels) for name, kernels in zip(names, found, strict=True)}
+    if names is None or sum(len(its) for its in names if isinstance(its, list)) != len(calls):
+        raise NoCounters(f"ncu saw {len(calls)} calls; {done.stderr.strip().splitlines()[-1:] or 'no word of why'}")
+    return [its if isinstance(its, str) else {name: joined(next(found)) for name in its} for its in names]
 
 
 def run(
@@ -174,24 +188,37 @@ def run(
     rows = results.own_rows(document) if resume else []
     held = {tuple(row[name] for name in KERNEL_KEY) for row in rows if row["us"] is not None}
     deadline, refusal = deadline_of(budget_s), ""
-    for layer, accuracy, algorithm in itertools.product(
-        select(layers) if isinstance(layers, str) else layers, classes, algorithms
-    ):
-        empty = empty_row(layer, n, accuracy, layout) | {"algorithm": algorithm, "variant": ""}
-        if tuple(empty[name] for name in KERNEL_KEY) in held or is_past(deadline):
-            continue
+    chosen = select(layers) if isinstance(layers, str) else layers
+    wanted = [
+        (layer, empty)
+        for layer, accuracy, algorithm in itertools.product(chosen, classes, algorithms)
+        if (empty := empty_row(layer, n, accuracy, layout) | {"algorithm": algorithm, "variant": ""})
+        and tuple(empty[name] for name in KERNEL_KEY) not in held
+    ]
+    for begin in range(0, len(wanted), JOBS):
+        if is_past(deadline):
+            break
+        part = wanted[begin : begin + JOBS]
+        jobs = [
+            {"layer": layer.fields(), **{name: empty[name] for name in ("n", "class", "algorithm", "layout")}}
+            for layer, empty in part
+        ]
         try:
             if refusal:
                 raise NoCounters(refusal)
             with turns.timing():
-                found = measure(layer, n, accuracy, algorithm, layout, until(LIMIT_S, deadline))
-            rows = [empty | {"variant": name, **its} for name, its in found.items()]
+                found = measure(jobs, until(LIMIT_S + JOB_S * len(jobs), deadline))
         except NoCounters as error:
-            rows = [empty | {"notes": {algorithm: str(error)}}]
+            found = [str(error)] * len(jobs)
             refusal = str(error) if FORBIDDEN in str(error) else ""
-        for row in rows:
-            results.put(document, row, (*KERNEL_KEY, "variant"))
-            said = row["notes"] or f"{row['us']:.0f} us, {row['dram_read_bytes'] / 1e6:.0f} MB read"
-            report(f"{layer.layer} {accuracy} {algorithm} {row['variant']}: {said}")
+        for (_, empty), its in zip(part, found, strict=True):
+            if isinstance(its, str):
+                rows = [empty | {"notes": {empty["algorithm"]: its}}]
+            else:
+                rows = [empty | {"variant": name, **counted} for name, counted in its.items()]
+            for row in rows:
+                results.put(document, row, (*KERNEL_KEY, "variant"))
+                said = row["notes"] or f"{row['us']:.0f} us, {row['dram_read_bytes'] / 1e6:.0f} MB read"
+                report(f"{row['layer']} {row['class']} {row['algorithm']} {row['variant']}: {said}")
         results.write(out, document)
     return document
