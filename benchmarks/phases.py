@@ -102,13 +102,12 @@ def _paper(source: str, part: str, *options: str, experiment: str | None = None)
     return Step(f"papers/{source}/{experiment or part}", ("paper", source, "--parts", part, *options), folder=True)
 
 
-def _survey(batch: int, workers: int) -> Step:
-    return _paper("cuconv", "survey", "--batch", str(batch), "--workers", str(workers))
+def _survey(batches: str, workers: int) -> Step:
+    return _paper("cuconv", "survey", "--batch", batches, "--workers", str(workers))
 
 
-def _resnets(names: str) -> Step:
-    options = ("--network", names, "--workers", "5", "--compile-limit", "150")
-    return _paper("single_image", "networks", *options)
+def _series(batches: str) -> Step:
+    return _paper("megakernel", "layers", "--batch", batches, "--classes", "ieee,fp32")
 
 
 # The forms of PyTorch that were ever its fastest, and what its users have, of which the compiled one without a graph
@@ -201,21 +200,11 @@ PHASES: dict[str, Phase] = {
     "papers": Phase(
         (
             # VGG-19's first layers with their rivals' workspaces take most of a card of 80 GB.
-            (_survey(256, 2), _survey(128, 2), *(_survey(batch, 4) for batch in (64, 32, 16, 8, 1))),
+            (_survey("256", 2), _survey("128", 2), _survey("64,32", 4), _survey("16,8,1", 4)),
             (
                 _paper("lenet5", "network"),
                 _paper("megakernel", "filters", experiment="layers"),
                 _paper("megakernel", "resnet2"),
-            ),
-        )
-    ),
-    "papers_compiled": Phase(
-        (
-            (
-                _resnets("resnet152"),
-                _resnets("resnet101,resnet34"),
-                _resnets("resnet50,resnet18"),
-                _paper("single_image", "blocks"),
             ),
         )
     ),
@@ -225,17 +214,34 @@ PHASES: dict[str, Phase] = {
                 _paper("lenet5", "layers", "--workers", "2"),
                 _paper("textbook", "ladder", "--workers", "2"),
                 _paper("textbook", "kernels"),
-                _paper("megakernel", "counters"),
             ),
             (
-                _paper("megakernel", "layers"),
-                _paper("megakernel", "mapping", experiment="layers"),
-                _paper("megakernel", "distribution", experiment="layers"),
                 _paper("single_image", "layers", "--workers", "3"),
                 _paper("single_image", "kernels"),
+                _series("64,1,128"),
+                _paper("megakernel", "mapping", experiment="layers"),
+                _paper("megakernel", "distribution", experiment="layers"),
                 _paper("megakernel", "networks", "--workers", "2"),
-                _paper("cuconv", "counters"),
+                _series("8,32"),
             ),
+        )
+    ),
+    "papers_compiled": Phase(
+        (
+            (
+                # A step for all: what compiles is the host, and the largest takes as long as the others together.
+                _paper(
+                    "single_image", "networks", "--network", "resnet152,resnet101,resnet50,resnet34,resnet18",
+                    "--workers", "5", "--compile-limit", "240",
+                ),
+                _paper("single_image", "blocks"),
+            ),
+        )
+    ),
+    # What the pages lose least by: batches between, and counters, of which some drivers give none.
+    "papers_rest": Phase(
+        (
+            (_series("2,16,4"), _paper("megakernel", "counters"), _paper("cuconv", "counters")),
         )
     ),
     "networks_others": Phase(
