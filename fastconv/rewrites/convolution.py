@@ -83,7 +83,8 @@ def layer_call(layer: Any, input: Any, residual: Any = None) -> Call:
     what "same" pads on one side alone, are taken for zeros on both."""
     dilation, padding = pair("dilation", layer.dilation), layer.padding
     if padding == "same":
-        padding = [d * (size - 1) // 2 for d, size in zip(dilation, layer.kernel_size, strict=True)]
+        kernel = pair("kernel_size", layer.kernel_size)
+        padding = [d * (size - 1) // 2 for d, size in zip(dilation, kernel, strict=True)]
     elif padding == "valid":
         padding = 0
     algorithm = settings.resolve_algorithm(layer.algorithm)
