@@ -1,7 +1,6 @@
 """The registry and the planner's reasoning, readable."""
 
 import io
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -226,7 +225,7 @@ def _planned(problem: _C.ConvProblem, info: _C.DeviceInfo, pass_: str) -> tuple[
 
 def _sizes(name: str, shape: Sequence[int]) -> list[int]:
     try:
-        sizes = [operator.index(size) for size in shape]
+        sizes = [integer(name, size) for size in shape]
     except TypeError:
         raise TypeError(f"{name} is {shape!r}; expected 4 integers") from None
     if len(sizes) != 4:
