@@ -18,6 +18,7 @@ from benchmarks.harness.supervise import supervise
 from benchmarks.layers import group as layer_group
 from benchmarks.layers import sets as layers
 from benchmarks.layers import suite as layer_suite
+from benchmarks.layers.reference import Reference
 from benchmarks.layers.sets import floor_us
 from benchmarks.peers import cudnn
 from benchmarks.soaks import algorithms as soak
@@ -139,7 +140,7 @@ def test_error_metrics_see_noise_and_bias():
     layer = Layer("small", 3, 7, 5, 4)
     x, weight = torch.randn(3, 3, 7, 5), torch.randn(4, 3, 3, 3)
     exact = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
-    reference = layer_group.Reference(x, weight, layer)
+    reference = Reference(x, weight, layer)
     assert reference.error(exact)["l2"] < 1e-15
     grown = reference.error(exact * 1.25)
     assert math.isclose(grown["l2"], 0.25, rel_tol=1e-9)
@@ -194,7 +195,7 @@ def test_every_cudnn_peer_that_runs_is_right(dtype):
     calls, refused = peers.peers(peers.Operands(inputs, weights, layer, tf32=False))
     others = 2 * len(("torch", "torch_all", "cudnn_graph", "cublas")) + (dtype == torch.float32)
     assert len(calls) + len(refused) == others + 2 * len(cudnn.ALGORITHMS["forward"])
-    reference = layer_group.Reference(x, weight, layer)
+    reference = Reference(x, weight, layer)
     accuracy = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
     measured = timing.measure(calls, device="cuda", rounds=3)
     expected = {f"{name}_{layout}" for name in ("torch", "cudnn_graph", "cublas") for layout in inputs}
@@ -209,7 +210,7 @@ def test_ours_runs_every_algorithm_that_fits(layout):
     x, weight = torch.randn(2, 5, 7, 9), torch.randn(3, 5, 3, 3)
     if layout == "nhwc":
         x = x.contiguous(memory_format=torch.channels_last)
-    reference = layer_group.Reference(x, weight, layer)
+    reference = Reference(x, weight, layer)
     rows = [row for row in ours.candidates(layer, 2, "fp32", layout, torch.device("cpu")) if row["ok"]]
     assert {"direct", "torch"} <= {row["algorithm"] for row in rows}
     for row in rows:

@@ -351,6 +351,7 @@ def test_what_the_megakernels_rows_say_of_the_claims_is_drawn(tmp_path):
     assert said.startswith("in `ieee` 1.20 at C + K of 128, 1.10 at C + K of 1 024; 1.10 at 256 tiles, 1.20 at 12 544")
     assert region(tmp_path, "megakernel/fastest").endswith("| `fp32` | M | 4, 1.20x | 1, 1.00x |")
     assert region(tmp_path, "megakernel/said/contest") == "in `fp32` 1.20 times on 64, 1.20 times on 512 channels"
+    assert region(tmp_path, "megakernel/said/ranges") == "in `fp32` M 4 on 64 and 1 on 512 channels"
     small = counted(narrow, 64, "winograd_megakernel", "D_IG, D_GO 0, M 1", us=300.0, dram_read_bytes=1e6)
     rows = [counted(narrow, 64, "winograd_megakernel", "as planned"), small]
     rows += [counted(narrow, 64, "winograd_megakernel", "in series"), counted(narrow, 64, "winograd_f4", l2_bytes=6e6)]
@@ -405,6 +406,13 @@ def test_what_single_images_rows_say_is_drawn(tmp_path):
     assert said.startswith("our 1x1 layers are 1.50 times as fast as `im2col_gemm`")
     assert said.endswith(f"kernels alone: 4.0 and 5.0 us on {layer.layer.removeprefix('1x1 ')}")
     assert "is 1.0e-06; in 2 of 2 cases" in region(tmp_path, "single_image/said/exact")
+    module = {"network": layer.layer, "batch": 1, "class": "ieee", "swapped": 1, "total": 1, "peers": {}}
+    module |= {"logits_error": 1e-6, "top1_agreement": 1.0, "best_peer": None, "best_peer_us": None}
+    forms = {"eager": 100.0, "fused": 60.0, "fused_graph": 30.0}
+    rows = [module | {"mode": mode, "us": us} for mode, us in forms.items()]
+    write(tmp_path, "papers/single_image/blocks", rows)
+    said = "fused, three calls are one, which takes 0.60 times as long; in a CUDA graph a module takes 30 us, its"
+    assert region(tmp_path, "single_image/said/modules").startswith(said)
     network = {"network": "resnet18", "batch": 1, "mode": "eager", "us": 900.0, "swapped": 20, "total": 20}
     network |= {"logits_error": 1e-6, "top1_agreement": 1.0, "best_peer": "torch_eager", "best_peer_us": 450.0}
     rows = [network | {"class": name, "peers": {"torch_eager": us}} for name, us in (("ieee", 450.0), ("fp32", 1800.0))]

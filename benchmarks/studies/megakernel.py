@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.harness import ours, results, turns
 from benchmarks.layers import group as layer_group
+from benchmarks.layers.reference import Reference
 from benchmarks.layers.sets import floor_here
 from benchmarks.layers.suite import groups_of
 from benchmarks.peers import cudnn, torch_convolution
@@ -135,7 +136,7 @@ class _Suite:
             torchs[f"torch_{layout}"] = functools.partial(torch_convolution, *its, layer, False)
         rivals, notes = cudnn.contenders(problems, only=RIVALS)
         rivals |= torchs
-        reference = layer_group.Reference(x, weight, layer)
+        reference = Reference(x, weight, layer)
         errors = {}
         for name, call in (calls | rivals).items():
             try:
@@ -209,7 +210,7 @@ class _Suite:
             FILTER_TASKS: functools.partial(kernel, Options(filters=True)),
         }
         row = _row(layer, self.n, accuracy, "filters")
-        error = layer_group.Reference(x, weight, layer).error(kernel(Options(filters=True)))
+        error = Reference(x, weight, layer).error(kernel(Options(filters=True)))
         row |= {"error": error["l2"], "max_error": error["max"]} | _bytes(kernel, Options(filters=True))
         times = self.measure(calls).timings
         _timed(row, times.get(FILTER_TASKS))

@@ -168,6 +168,28 @@ def contest(file: File) -> str:
     return "; ".join(parts) or NOTHING
 
 
+ALIKE = 1.02  # times the fastest value's time: what no sweep of this length can tell apart
+
+
+def ranges(file: File) -> str:
+    """Of each number of the map, the values that are as good as the fastest, with the fewest and the most channels."""
+    parts = []
+    for accuracy in CLASSES:
+        its = []
+        for name, title in study.SWEPT.items():
+            by_channels = {rows[0]["c"]: rows for rows in study._swept(_document(file), accuracy, name).values()}
+            ends = dict.fromkeys((min(by_channels), max(by_channels))) if by_channels else ()
+            shown = [f"{span(_alike(by_channels[c], name), ',d').replace(',', ' ')} on {c}" for c in ends]
+            its += [f"{title} {' and '.join(shown)} channels"] if shown else []
+        parts += [f"in `{accuracy}` {', '.join(its)}"] if its else []
+    return "; ".join(parts) or NOTHING
+
+
+def _alike(rows: Sequence[Row], name: str) -> list[int]:
+    least = min(row["us"] for row in rows)
+    return [row[name] for row in rows if row["us"] <= ALIKE * least]
+
+
 def caches(file: File) -> str:
     return counters.caches(rows_in(file, "papers/megakernel/counters"))
 
@@ -178,6 +200,7 @@ SENTENCES |= {
     "staged": staged,
     "filters": filters,
     "contest": contest,
+    "ranges": ranges,
     "caches": caches,
     "series": series,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -198,13 +199,20 @@ def _product_us(kernels: list[dict[str, Any]]) -> float | None:
     return sum(found) if found else None
 
 
+CALLS = ("eager", "fused")  # forms that are called kernel by kernel
+
+
 def modules(file: File) -> str:
     """What the forms of a module take, and what the convolution's kernels do."""
-    graph = [row["us"] for row in rows_in(file, "papers/single_image/blocks") if row["mode"] == "fused_graph"]
+    forms = _by_network(file, "papers/single_image/blocks").values()
+    graph, eager, fused = ([its[mode]["us"] for its in forms if mode in its] for mode in ("fused_graph", *CALLS))
     alone = [row["us"] for row in best_rows(file("papers/single_image/layers") or {"rows": []})]
     if not any(graph) or not alone:
         return NOTHING
-    text = f"in a CUDA graph a module takes {span(filter(None, graph), '.0f')} us, its convolution alone "
+    text = ""
+    if len(eager) == len(fused) and all(eager) and all(fused):
+        text = f"fused, three calls are one, which takes {span(map(truediv, fused, eager))} times as long; "
+    text += f"in a CUDA graph a module takes {span(filter(None, graph), '.0f')} us, its convolution alone "
     return text + f"{span(alone, '.0f')} us"
 
 
