@@ -222,7 +222,7 @@ PHASES: dict[str, Phase] = {
                 _paper("megakernel", "mapping", experiment="layers"),
                 _paper("megakernel", "distribution", experiment="layers"),
                 _paper("megakernel", "networks", "--workers", "2"),
-                _series("8,32"),
+                _series("8,32,2,16,4"),
             ),
         )
     ),
@@ -238,12 +238,8 @@ PHASES: dict[str, Phase] = {
             ),
         )
     ),
-    # What the pages lose least by: batches between, and counters, of which some drivers give none.
-    "papers_rest": Phase(
-        (
-            (_series("2,16,4"), _paper("megakernel", "counters"), _paper("cuconv", "counters")),
-        )
-    ),
+    # Last, since some drivers give none.
+    "papers_counters": Phase(((_paper("megakernel", "counters"), _paper("cuconv", "counters")),)),
     "networks_others": Phase(
         (
             (
