@@ -132,13 +132,8 @@ SELECTED: list[tuple[str, Callable[..., str], str]] = [
         r"filters by \d(?:, plain end)?(?:, M cached)?(?:, overlapped)?",
     ),
     (
-        r"winograd_fused::split::convolve<.*StoreMode\)0(?:, \d)+(?:, \([^()]*End\)(\d))?\}",
+        r"winograd_fused::.*convolve<.*StoreMode\)0(?:, \d)*(?:, \([^()]*End\)(\d))?[>}]",
         lambda end: f"{('any', 'residual', 'leaky', 'plain')[int(end or 0)]} end",
-        r"\w+ end\b",
-    ),
-    (
-        r"winograd_fused::single::convolve<\w+, \d, \w+, \([^()]*\)0, (\w+)>",
-        lambda plain: "plain end" if plain == "true" else "any end",
         r"\w+ end\b",
     ),
     (
@@ -411,7 +406,7 @@ PRODUCT = (
 )
 POINTWISE = "direct_tiled::pointwise::convolve<true, {}, {}>"
 FUSED = "winograd_fused::split::convolve<winograd_fused::Variant{{2, true, (StoreMode)0, 2, 1, 1{}}}>"
-FUSED_SINGLE = "winograd_fused::single::convolve<__half, 0, true, (StoreMode){}, {}>"
+FUSED_SINGLE = "winograd_fused::single::convolve<__half, 0, true, (StoreMode){}, (winograd_fused::End){}>"
 PORTABLE = "implicit_gemm::portable::convolve<implicit_gemm::portable::Shape<float, 3, {}, {}> >"
 F2 = "F(2x2) 3 x float16 GEMM 16 x 98x128x64 by wgmma, {}, channels by 4, filters by 2, plain end{}, chunks 1"
 
@@ -436,9 +431,9 @@ F2 = "F(2x2) 3 x float16 GEMM 16 x 98x128x64 by wgmma, {}, channels by 4, filter
         ("tensor copies, plain end", FUSED.format(", (winograd_fused::End)3"), None),
         ("tensor copies, any end", FUSED.format(""), None),
         ("tensor copies, leaky end", FUSED.format(", (winograd_fused::End)1"), "residual end"),
-        ("tensor copies, plain end", FUSED_SINGLE.format(0, "true"), None),
-        ("tensor copies, plain end", FUSED_SINGLE.format(0, "false"), "any end"),
-        ("tensor copies", FUSED_SINGLE.format(1, "false"), None),
+        ("tensor copies, plain end", FUSED_SINGLE.format(0, 3), None),
+        ("tensor copies, plain end", FUSED_SINGLE.format(0, 0), "any end"),
+        ("tensor copies", FUSED_SINGLE.format(1, 0), None),
         ("tile 128 outputs, 48 filters, 9 steps of 32, vectors", PORTABLE.format(6, "true"), None),
         ("tile 128 outputs, 48 filters, 9 steps of 32, vectors", PORTABLE.format(8, "true"), "64 filters, vectors"),
         ("tile 128 outputs, 48 filters, 9 steps of 32, vectors", PORTABLE.format(6, "false"), "48 filters, elements"),
