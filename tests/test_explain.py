@@ -53,7 +53,11 @@ def test_explain_takes_integers_of_any_kind():
         ({"dilation": 2**62}, ValueError, r"\(9, 9\), smaller than the kernel's extent \(4611686018427387904"),
         ({"padding": 2**62}, ValueError, r"padding is \(4611686018427387904, .*; expected below 2\^61"),
         ({"x_shape": (1, 4, 2**62, 9)}, ValueError, r"the input is \(4611686018427387904, 9\); expected below 2\^62"),
-        ({"x_shape": (10**20, 4, 9, 9)}, RuntimeError, "x_shape is 100000000000000000000; expected an integer of 64 bits"),
+        (
+            {"x_shape": (10**20, 4, 9, 9)},
+            RuntimeError,
+            "x_shape is 100000000000000000000; expected an integer of 64 bits",
+        ),
         ({"dilation": (1, 0)}, ValueError, r"dilation is \(1, 0\)"),
         ({"w_shape": (4, 4, 30, 3)}, ValueError, r"the padded input is \(9, 9\), smaller than .* \(30, 3\)"),
     ],
