@@ -404,12 +404,6 @@ def test_convolutions_that_are_not_ours_stay_as_they_are() -> None:
     assert isinstance(fused.get_submodule("0"), Own)
 
 
-@pytest.mark.parametrize("padding", ["same", "valid", 2])
-def test_a_conv1d_stays_apart_whatever_its_padding(padding: str | int) -> None:
-    model = sequence(nn.Conv1d(4, 4, 3, padding=padding, dilation=2), nn.BatchNorm1d(4), nn.ReLU())
-    assert codes(check(model, torch.randn(2, 4, 12))) == ["kind"]
-
-
 def test_nothing_to_fuse_warns() -> None:
     with pytest.warns(UserWarning, match="no convolution"):
         fastconv.fuse(sequence(nn.Linear(3, 3)).eval())

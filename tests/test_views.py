@@ -456,6 +456,14 @@ def test_fuse_names_what_stays_apart() -> None:
     assert type(fused.up) is fastconv.ConvTranspose2d
 
 
+@pytest.mark.parametrize("padding", ["same", "valid", 2])
+def test_fuse_takes_every_padding_of_a_conv1d(padding: str | int) -> None:
+    model, x = nn.Sequential(nn.Conv1d(4, 4, 3, padding=padding, dilation=2), nn.ReLU()).eval(), torch.randn(2, 4, 12)
+    fused = fastconv.fuse(model)
+    assert relative_error(fused(x), model(x)) < 1e-5
+    assert [row.reason_code for row in fused.report.rows] == ["kind"]
+
+
 def test_the_derivatives_stay_in_the_closed_system() -> None:
     x, weight, bias, _ = transposed_case(TRANSPOSED[3], "cpu")
     args = ([2, 2], [1, 1], [1, 1], 1, "auto", "fp32")
