@@ -98,7 +98,8 @@ def run(
 
     device: default the GPU if there is one. batch: default the paper's on a GPU, 2 on a CPU. image: side of the
     pictures, default the network's own. precision: accuracy class, see `fastconv.models.compare.CLASS_DTYPE`.
-    Raises ValueError for an unknown network, class or algorithm; the caller looks at `Pass.problem`.
+    Raises ValueError for an unknown network, class or algorithm, and for an image that a network cannot take; the
+    caller looks at `Pass.problem`.
     """
     console = console or Console()
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -109,7 +110,7 @@ def run(
         if name not in known:
             raise ValueError(f"algorithm is {name!r}; expected one of {', '.join(known)}")
     for name in networks:
-        network(name)
+        network(name, image)
     passes = []
     for name in networks:
         passes += _run_network(name, target, batch, image, precision, chosen, console)

@@ -244,6 +244,8 @@ def test_demo_arguments():
         demo.run(["resnet18"], device="cpu", algorithms=["magic"])
     with pytest.raises(ValueError, match="class is 'fp8'"):
         demo.run(["resnet18"], device="cpu", precision="fp8")
+    with pytest.raises(ValueError, match="image is 48; yolov3 expected a multiple of 32"):
+        demo.run(["resnet18", "yolov3"], device="cpu", image=48)
     assert demo.default_algorithms()[0] == "auto"
 
 

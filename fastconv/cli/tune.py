@@ -108,7 +108,7 @@ def _of_network(
     from fastconv.models import build, network
     from fastconv.models.compare import CLASS_DTYPE, precision_of, pytorch_class
 
-    entry = network(name)
+    entry = network(name, image)
     batch = batch or (entry.batch if device.type == "cuda" else CPU_BATCH)
     to: dict[str, Any] = {"device": device, "dtype": CLASS_DTYPE[accuracy], "memory_format": _format(order)}
     model = build(name, calibrate=False).to(**to)

@@ -35,12 +35,14 @@ CALIBRATION_PICTURES = 4
 
 @dataclass(frozen=True)
 class Network:
-    """A network that can be built: `image` is the side of its square input, `batch` the paper's."""
+    """A network that can be built: `image` is the side of its square input, of which it takes multiples of
+    `image_step`, `batch` the paper's."""
 
     name: str
     image: int
     batch: int
     make: Callable[[], nn.Module]
+    image_step: int = 1
 
 
 def _torchvision(name: str) -> Callable[[], nn.Module]:
@@ -61,10 +63,10 @@ NETWORKS: dict[str, Network] = {
         Network("vgg16", 224, 64, _torchvision("vgg16")),
         Network("resnet50", 224, 64, _torchvision("resnet50")),
         Network("densenet161", 224, 48, _torchvision("densenet161")),
-        Network("yolov3", 416, 64, YOLOv3),
+        Network("yolov3", 416, 64, YOLOv3, image_step=32),
         # What the benchmark of training steps runs beside the first two.
         Network("densenet121", 224, 64, _torchvision("densenet121")),
-        Network("unet", 128, 32, UNet),
+        Network("unet", 128, 32, UNet, image_step=16),
         # What the fourth source times at batch 1 beside ResNet-50 and ResNet-18.
         Network("resnet34", 224, 64, _torchvision("resnet34")),
         Network("resnet101", 224, 64, _torchvision("resnet101")),
@@ -77,11 +79,14 @@ NETWORKS: dict[str, Network] = {
 MAIN_NETWORKS = ("vgg16", "resnet50", "densenet161", "yolov3")
 
 
-def network(name: str) -> Network:
-    """The registry's entry. Raises ValueError naming the known networks."""
+def network(name: str, image: int | None = None) -> Network:
+    """The registry's entry. Raises ValueError naming the known networks, or what `image` has to be a multiple of."""
     if name not in NETWORKS:
         raise ValueError(f"network is {name!r}; expected one of {', '.join(NETWORKS)}")
-    return NETWORKS[name]
+    entry = NETWORKS[name]
+    if image is not None and image % entry.image_step != 0:
+        raise ValueError(f"image is {image}; {name} expected a multiple of {entry.image_step}")
+    return entry
 
 
 def build(name: str, *, seed: int = 0, calibrate: bool = True, image: int | None = None) -> nn.Module:
@@ -89,7 +94,7 @@ def build(name: str, *, seed: int = 0, calibrate: bool = True, image: int | None
 
     calibrate: take batch-norm statistics from photographs of `image` x `image` (default: the network's own size).
     """
-    entry = network(name)
+    entry = network(name, image)
     model = seeded(entry, seed)
     if calibrate:
         calibrate_(model, photographs(CALIBRATION_PICTURES, image or entry.image, seed=seed + 1))
