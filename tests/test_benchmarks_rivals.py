@@ -18,7 +18,7 @@ from benchmarks.layers import suite as layer_suite
 from benchmarks.layers.sets import FUSED, GRADIENTS
 from benchmarks.peers import cublas, cudnn, cudnn_graph, cutlass, triton_gemm
 from benchmarks.peers.fastest import NoneRuns, fastest
-from fastconv import timing
+from fastconv import testing, timing
 from fastconv.models.layers import Layer
 
 SMALL = Layer("small", 6, 14, 14, 16, 5, 5, 1, 0)
@@ -51,7 +51,7 @@ def test_the_matrix_product_is_the_convolution(layer, layout, direction):
     expected = peers.torch_convolution(x, weight, layer, False, direction, grad)
     found = cublas.convolution(x, weight, layer, False, direction, grad)
     assert found.shape == expected.shape
-    assert layer_group.testing.errors(found, expected).relative_l2 < 1e-14
+    assert testing.errors(found, expected).relative_l2 < 1e-14
     assert cublas.is_product(layer) == (layer.layer == "pointwise")
 
 
@@ -64,7 +64,7 @@ def test_the_matrix_product_ends_with_bias_residual_and_relu(layer, layout):
         expected = peers.torch_unfused(lambda: peers.torch_convolution(x, weight, layer, False), *addends)
         found = peers.cublas_fused(x, weight, layer, False, *addends)
         assert found.shape == expected.shape
-        assert layer_group.testing.errors(found, expected).relative_l2 < 1e-14
+        assert testing.errors(found, expected).relative_l2 < 1e-14
 
 
 def test_the_matrix_product_leaves_the_switches_as_they_were():
@@ -118,7 +118,7 @@ def test_another_thread_computes_what_this_one_would():
     x, weight, _ = operands_of(LAYERS[1], "nhwc", "forward", device="cuda")
     call = lambda: peers.torch_convolution(x, weight, LAYERS[1], False)  # noqa: E731
     found = peers.over_all_plans(call, x.device)  # each thread may settle for another plan
-    assert layer_group.testing.errors(found, call().double()).relative_l2 < 1e-6
+    assert testing.errors(found, call().double()).relative_l2 < 1e-6
 
 
 @pytest.fixture
