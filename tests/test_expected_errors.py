@@ -135,12 +135,13 @@ def test_weight_gradients_err_as_expected():
     """Each own weight gradient, where `choose_weight_gradient` takes it by name."""
     held = set()
     dense = Shape(4, 16, 20, 20, 16, 3, 3, padding=(1, 1))
-    for shape in (dense, replace(dense, groups=16)):
+    for shape in (dense, replace(dense, groups=16), replace(dense, r=1, s=1, padding=(0, 0))):
         case = make_case(shape, "fp32", "nchw")
         x, generator = case.input, torch.Generator().manual_seed(3)
         grad = torch.randn(shape.n, shape.k, shape.p, shape.q, generator=generator)
-        exact = torch.nn.grad.conv2d_weight(x.double(), case.weight.shape, grad.double(), 1, 1, 1, shape.groups)
-        geometry = (list(case.weight.shape), [1, 1], [1, 1], [1, 1], shape.groups, False)
+        padding = list(shape.padding)
+        exact = torch.nn.grad.conv2d_weight(x.double(), case.weight.shape, grad.double(), 1, padding, 1, shape.groups)
+        geometry = (list(case.weight.shape), [1, 1], padding, [1, 1], shape.groups, False)
         serial = serial_sum(shape.n * shape.p * shape.q)
         for name in OWN:
             row = _C.choose_weight_gradient(name, problem(shape, "fp32"), planner_device("cpu"))

@@ -78,7 +78,7 @@ def test_passes():
         assert {row.algorithm: row for row in found.rows}[found.choice].fits
         rows[pass_] = [row.algorithm for row in found.rows]
     assert rows["forward"] == rows["backward_input"]  # which is made of forward convolutions
-    assert rows["backward_weight"] == ["direct_tiled", "winograd_f4", "implicit_gemm", "torch"]
+    assert rows["backward_weight"] == ["direct_tiled", "winograd_f4", "im2col_gemm", "implicit_gemm", "torch"]
     with pytest.raises(ValueError, match=r"pass_ is 'backward'; expected one of forward, backward_input"):
         fastconv.explain((1, 8, 9, 9), (8, 8, 3, 3), device="cpu", pass_="backward")
 

@@ -37,7 +37,9 @@ def problem(name, cls, layout="nhwc"):
         ("res3", "fp16", "torch", None),
         ("vgg5", "fp16", "torch", None),
         ("yolo5", "fp16", "torch", None),
-        ("res1_in", "fp16", "torch", None),  # the same product of matrices
+        # 1x1 in half types: one product with the filter as it lies (docs/log/147-gradients-as-products.md).
+        ("res1_in", "fp16", "phases", "im2col_gemm"),
+        ("res4_out", "fp16", "phases", "im2col_gemm"),
         # 3 channels: with a stride the phases are filters of one convolution.
         ("resnet", "fp32", "together", "implicit_gemm"),
         ("alexnet1", "fp32", "together", "implicit_gemm"),
@@ -71,7 +73,8 @@ def test_an_input_gradient_is_whichever_is_estimated_to_be_faster(name, cls, met
     if method == "torch":
         assert choice["code"] == "cost"
     else:
-        assert _C.choose("auto", choice["convolution"], h100())["algorithm"] == algorithm
+        assert _C.choose(choice["algorithm"], choice["convolution"], h100())["algorithm"] == algorithm
+        assert choice["flips"] is (algorithm != "im2col_gemm")
 
 
 @pytest.mark.parametrize(("name", "cls"), [("vgg1_2", "fp16"), ("resnet", "fp32"), ("resnext1", "fp32")])
@@ -104,12 +107,13 @@ def test_an_input_gradient_in_another_class_than_pytorchs_is_ours_however_few_it
         ("alexnet2", "fp32", "implicit_gemm"),
         ("inception3", "fp32", "torch"),
         ("inception5", "fp32", "implicit_gemm"),
-        # 1x1 in TF32: PyTorch's reads far below the memory's rate where bytes decide.
-        ("res1_in", "tf32", "implicit_gemm"),
-        ("res1_out", "tf32", "implicit_gemm"),
-        ("res3_in", "tf32", "torch"),
-        ("dense1_in", "tf32", "torch"),
-        ("res1_in", "fp16", "torch"),
+        # 1x1 on tensor cores: cuBLAS's product, but where ours takes fewer tiles.
+        ("res1_in", "tf32", "im2col_gemm"),
+        ("dense3_next", "tf32", "implicit_gemm"),
+        ("res3_in", "tf32", "im2col_gemm"),
+        ("dense1_in", "tf32", "im2col_gemm"),
+        ("res1_in", "fp16", "im2col_gemm"),
+        ("res1_in", "fp32", "implicit_gemm"),
     ],
 )
 def test_a_weight_gradient_is_whichever_is_estimated_to_be_faster(name, cls, algorithm):

@@ -85,6 +85,8 @@ def serves(name: str, case: Case, cls: str = "fp32") -> bool:
     """Whether the algorithm has a weight gradient for the case."""
     if FAMILY[name] == "direct":  # depthwise
         return case.groups == case.c == case.k and case.r == case.s and case.r in (3, 5, 7)
+    if name == "im2col_gemm":
+        return (case.r, case.s, case.stride, case.padding, case.groups) == (1, 1, 1, 0, 1)
     plain = (case.r, case.s, case.stride, case.dilation) == (3, 3, 1, 1)
     return case.groups == 1 and (name == NAME or (plain and case.padding <= 2 and cls == "fp32"))
 
@@ -303,3 +305,39 @@ def test_input_gradient_of_few_channels_with_a_stride_is_one_convolution(device,
             grad.to(memory_format=memory_format), w, None, list(x.shape), *geometry, True, "direct", "fp32"
         )
         assert testing.errors(found.cpu(), expected).relative_l2 < 5e-6
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("case", [Case(3, 72, 9, 7, 136, 1, 1), Case(2, 33, 5, 3, 19, 1, 1), Case(19, 40, 1, 1, 8, 1, 1)],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("cls", LIMIT)
+@pytest.mark.parametrize("layout", FORMATS)
+def test_input_gradient_as_one_product(case, cls, layout, device):
+    """Whatever the format of the filter, which is read as it lies; on a CPU half types convolve the flipped one."""
+    _, grad = operands(case, DTYPE[cls], layout, device)
+    weight = torch.randn(case.weight_size, device=device).to(DTYPE[cls])
+    grad, precision = testing.nan_surrounded(grad), cls if cls in ("fp32", "tf32") else "fp32"
+    expected = torch.einsum("nkpq,kc->ncpq", grad.double().cpu(), weight.double().cpu()[:, :, 0, 0])
+    for its in (
+        weight,
+        weight.contiguous(memory_format=torch.channels_last),
+        weight.transpose(0, 1).contiguous().transpose(0, 1),
+    ):
+        with testing.poisoned_memory():
+            dx = ops.input_gradient_by_convolutions(
+                grad, testing.nan_surrounded(its), None, (case.n, case.c, case.h, case.w), *case.geometry, False,
+                "im2col_gemm", precision,
+            )  # fmt: skip
+        assert fastconv.last_call()["algorithm"] == "im2col_gemm"
+        assert dx.is_contiguous(memory_format=FORMATS[layout])
+        errors = testing.errors(dx.cpu(), expected)
+        assert errors.relative_l2 <= LIMIT[cls], errors
+
+
+def test_a_bias_of_a_transposed_1x1_convolution_is_added(device):
+    x, weight = torch.randn(2, 24, 5, 5, device=device), torch.randn(24, 16, 1, 1, device=device)
+    bias = torch.randn(16, device=device)
+    y = ops.input_gradient_by_convolutions(x, weight, bias, (2, 16, 5, 5), [1, 1], [0, 0], [1, 1], 1, False,
+                                           "im2col_gemm", "fp32")  # fmt: skip
+    expected = torch.nn.functional.conv_transpose2d(x.double(), weight.double(), bias.double())
+    assert testing.errors(y.cpu(), expected.cpu()).relative_l2 <= LIMIT["fp32"]

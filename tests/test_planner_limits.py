@@ -193,6 +193,9 @@ def test_direct_tiled_asks_for_the_shared_memory_that_there_is(size, kib):
         ("90", 90, 80),
         ("100f", 103, 103),
         ("100f+PTX", 120, None),
+        ("compute_90a; compute_80", 90, 90),  # compiled when they are loaded
+        ("compute_90a", 100, None),
+        ("compute_80", 120, 120),
     ],
 )
 def test_a_device_offers_what_the_build_has_for_it(architectures, capability, kernels_of):

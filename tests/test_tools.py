@@ -282,9 +282,10 @@ def test_architectures_become_flags_of_nvcc():
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_80,code=compute_80",
     ]
+    assert toolchain.architecture_flags("compute_90a") == ["-gencode=arch=compute_90a,code=compute_90a"]
 
 
-@pytest.mark.parametrize("text", ["", "hopper", "90a;sm_80", "80+ptx", "90aa", "90a;;80"])
+@pytest.mark.parametrize("text", ["", "hopper", "90a;sm_80", "80+ptx", "90aa", "90a;;80", "compute_"])
 def test_a_wrong_architecture_is_named(text):
     with pytest.raises(SystemExit, match="FASTCONV_CUDA_ARCHS has"):
         toolchain.architecture_flags(text)

@@ -128,7 +128,7 @@ def answer(row: list[Any], device: _C.DeviceInfo, pass_: str) -> dict[str, Any]:
         made = _C.choose_input_gradient("auto", problem, device)
         if made["method"] == "torch":
             return {"auto": "torch", "torch": made["code"]}
-        plan = _C.choose("auto", made["convolution"], device)
+        plan = _C.choose(made["algorithm"], made["convolution"], device)
         return {"auto": made["method"], plan["algorithm"]: _plan(plan)}
     found = {"auto": _C.choose_weight_gradient("auto", problem, device)["algorithm"]}
     for algorithm in _C.algorithms():

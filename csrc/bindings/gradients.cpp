@@ -41,6 +41,10 @@ py::dict describe(const InputGradientChoice& choice, const ConvProblem& problem,
   row["convolution"] = choice.convolution;
   row["convolutions"] = choice.convolutions;
   const bool together = choice.method == InputGradientMethod::together;
+  const bool is_ours = choice.method != InputGradientMethod::torch;
+  row["flips"] =
+      is_ours && !is_product_with_filter(choose(choice.algorithm, choice.convolution, device).algorithm->name, problem,
+                                         device.type);
   row["different"] = gradient_convolutions(problem, together, device.type).different;
   row["measured"] = choice.measured;
   return row;
@@ -106,7 +110,8 @@ void bind_gradients(py::module_& module) {
       },
       py::arg("algorithm"), py::arg("problem"), py::arg("device"), py::arg("own") = false,
       "How the input gradient of a convolution asked for as `algorithm` is computed; code and reason if by PyTorch. "
-      "different: the convolutions that it is or would be made of, those that are the same once. own: where PyTorch's "
+      "different: the convolutions that it is or would be made of, those that are the same once; flips: whether their "
+      "filters are flipped, or one matrix product takes the filter as it lies. own: where PyTorch's "
       "would be one in another class.");
   module.def(
       "input_gradients",

@@ -17,9 +17,12 @@ void limit_to_build(DeviceInfo& device, const char* architectures) {
   std::string list = architectures, entry;
   std::replace(list.begin(), list.end(), ',', ';');
   for (std::istringstream entries(list); std::getline(entries, entry, ';');) {
+    const std::size_t digit = entry.find_first_of("0123456789");
+    const bool ptx_alone = entry.find("compute_") != std::string::npos;
     char* suffix = nullptr;
-    const int built = static_cast<int>(std::strtol(entry.c_str(), &suffix, 10));
-    const bool one = *suffix == 'a', family = *suffix == 'f', ptx = entry.find("+PTX") != std::string::npos;
+    const int built = static_cast<int>(std::strtol(entry.c_str() + std::min(digit, entry.size()), &suffix, 10));
+    const bool one = *suffix == 'a', family = *suffix == 'f';
+    const bool ptx = ptx_alone || entry.find("+PTX") != std::string::npos;
     // Machine code runs on its major version from its minor version on; PTX on all that came later.
     const bool same_major = own / 10 == built / 10;
     const bool runs = one ? own == built : own >= built && (same_major || (ptx && !family));

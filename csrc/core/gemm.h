@@ -8,6 +8,12 @@
 
 namespace fastconv {
 
+// 1x1 with stride 1 and no padding has no geometry: one row of N H W pixels.
+inline bool is_matrix_product(const ConvProblem& problem) {
+  return problem.r == 1 && problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 && problem.pad_h == 0 &&
+         problem.pad_w == 0;
+}
+
 // Strided batched D[b] = A[b] * B[b]^T, all row-major: A is m x k, B is n x k, D is m x n, FP32
 // accumulation.
 struct GemmArgs {
@@ -16,6 +22,7 @@ struct GemmArgs {
   std::int64_t lda = 0, stride_a = 0;  // in elements
   const void* b = nullptr;
   std::int64_t ldb = 0, stride_b = 0;
+  bool a_is_km = false;  // A[b] is k x m instead
   bool b_is_kn = false;  // B[b] is k x n instead (no transposition)
   void* d = nullptr;
   std::int64_t ldd = 0, stride_d = 0;

@@ -40,6 +40,16 @@ struct SameConvolutions {
 };
 // What PyTorch's input gradient takes on a GPU (algos/torch/algo.cpp).
 double input_gradient_us(const ConvProblem& problem, const SameConvolutions& same, const DeviceInfo& device);
+// What its weight gradient takes, on either device.
+double weight_gradient_us(const ConvProblem& problem, const DeviceInfo& device);
 
 }  // namespace algos::torch
+
+namespace algos::im2col_gemm {
+
+// What an input gradient takes on a GPU as one matrix product with the filter as it lies (im2col_gemm/wgrad/algo.cpp),
+// beside PyTorch's time for it, and im2col_gemm's for the convolution with a flipped filter.
+double input_product_us(const ConvProblem& problem, double torch_us, double convolution_us);
+
+}  // namespace algos::im2col_gemm
 }  // namespace fastconv

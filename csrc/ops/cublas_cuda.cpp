@@ -361,11 +361,11 @@ void cublas_gemm(const GemmArgs& args) {
   int math_mode = Cublas::default_math;
   check_cublas(cublas.get_math_mode(handle, &math_mode), "cublasGetMathMode");
   check_cublas(cublas.set_math_mode(handle, Cublas::default_math), "cublasSetMathMode");
-  const int status =
-      cublas.gemm_strided_batched(handle, args.b_is_kn ? no_transpose : transpose, no_transpose, args.n, args.m, args.k,
-                                  &alpha, args.b, element_type(args.in), args.ldb, args.stride_b, args.a,
-                                  element_type(args.in), args.lda, args.stride_a, &beta, args.d, element_type(args.out),
-                                  args.ldd, args.stride_d, args.batch, compute_type(args), Cublas::default_algorithm);
+  const int status = cublas.gemm_strided_batched(
+      handle, args.b_is_kn ? no_transpose : transpose, args.a_is_km ? transpose : no_transpose, args.n, args.m, args.k,
+      &alpha, args.b, element_type(args.in), args.ldb, args.stride_b, args.a, element_type(args.in), args.lda,
+      args.stride_a, &beta, args.d, element_type(args.out), args.ldd, args.stride_d, args.batch, compute_type(args),
+      Cublas::default_algorithm);
   check_cublas(cublas.set_math_mode(handle, math_mode), "cublasSetMathMode");
   check_cublas(status, "cublasGemmStridedBatchedEx");
 }

@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/gemm.h"
 #include "core/names.h"
 #include "ops/arguments.h"
 #include "ops/aten.h"
 #include "ops/convolution.h"
+#include "ops/debug.h"
 #include "ops/kernel_table.h"
 #include "plan/gradient_parts.h"
 
@@ -26,13 +28,43 @@ Tensor flipped_filter(const Tensor& given, const ConvProblem& problem, const Fli
   return flipped;
 }
 
+// dX = dY W: the pixels of all images by the filters in NHWC, the filters by the pixels of each in NCHW.
+Tensor multiply(const ConvProblem& problem, const Tensor& given_grad, const Tensor& given_weight, Runtime& runtime) {
+  const Tensor grad = aligned(given_grad), weight = aligned(in_layout(given_weight, Layout::nchw));
+  GuardedOutput output(grad, {problem.n, problem.c, problem.h, problem.w}, problem.layout);
+  const std::int64_t pixels = problem.h * problem.w;
+  GemmArgs gemm;
+  gemm.k = problem.k;
+  gemm.in = gemm.out = problem.dtype;
+  gemm.tf32 = problem.accuracy == AccuracyClass::tf32;
+  gemm.d = output.data();
+  gemm.b_is_kn = true;
+  if (problem.layout == Layout::nhwc) {
+    gemm.m = problem.n * pixels, gemm.n = problem.c;
+    gemm.a = grad.const_data_ptr(), gemm.lda = problem.k;
+    gemm.b = weight.const_data_ptr(), gemm.ldb = problem.c;
+    gemm.ldd = problem.c;
+  } else {
+    gemm.batch = problem.n, gemm.m = problem.c, gemm.n = pixels;
+    gemm.a = weight.const_data_ptr(), gemm.lda = problem.c, gemm.a_is_km = true;
+    gemm.b = grad.const_data_ptr(), gemm.ldb = pixels, gemm.stride_b = problem.k * pixels;
+    gemm.ldd = pixels, gemm.stride_d = problem.c * pixels;
+  }
+  runtime.gemm(gemm);
+  return output.finish(product_algorithm);
+}
+
 Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const GradientPart& rows,
-                const GradientPart& columns, const Tensor& grad, const Tensor& filter,
+                const GradientPart& columns, const Tensor& grad, const Tensor& weight,
                 const std::optional<Tensor>& bias, Runtime& runtime, bool admitted) {
   ConvProblem made = gradient_convolution(problem, rows, columns, runtime.device().type);
   made.has_bias = bias.has_value();
   const auto choice = choose_cached<choose>(algorithm, made, runtime.device());
   remember(choice, made.accuracy);
+  if (!bias && is_product_with_filter(choice->algorithm->name, problem, runtime.device().type)) {
+    return multiply(problem, grad, weight, runtime);
+  }
+  const Tensor filter = flipped_filter(weight, problem, rows.taps, columns.taps, runtime);
   if (is_own(*choice->algorithm)) return run_own(grad, &filter, nullptr, *choice, made, bias, std::nullopt, runtime);
   if (admits_torch(grad, made.accuracy, admitted))
     return in_layout(aten_convolution(grad, filter, bias, made), made.layout);
@@ -108,8 +140,7 @@ Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Gradi
     for (std::int64_t x = 0; x < std::min(p.stride_w, p.w); ++x) {
       const GradientPart rows = h.phase(y), columns = w.phase(x);
       if (rows.rows == 0 || columns.rows == 0) continue;
-      const Tensor filter = flipped_filter(weight, p, rows.taps, columns.taps, runtime);
-      const Tensor part = convolve(algorithm, p, rows, columns, grad, filter, bias, runtime, admitted);
+      const Tensor part = convolve(algorithm, p, rows, columns, grad, weight, bias, runtime, admitted);
       if (has_shape(part, p.n, p.c, p.h, p.w) && rows.rows == p.h && columns.rows == p.w) return part;
       if (!result) begin(may_have_gaps);
       weave(*result, {y, x}, {p.stride_h, p.stride_w}, part, rows, columns);
@@ -124,10 +155,9 @@ Tensor at_once(const std::string& algorithm, const ConvProblem& p, const Gradien
                const GradientDimension& w, const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias,
                Runtime& runtime, bool admitted) {
   const GradientPart rows = h.together(), columns = w.together();
-  const Tensor filter = flipped_filter(weight, p, rows.taps, columns.taps, runtime);
   std::optional<Tensor> biases;
   if (bias) biases = call_dispatcher("aten::repeat", "", *bias, IntList{p.stride_h * p.stride_w});
-  const Tensor y = convolve(algorithm, p, rows, columns, grad, filter, biases, runtime, admitted);
+  const Tensor y = convolve(algorithm, p, rows, columns, grad, weight, biases, runtime, admitted);
   const Tensor whole = empty({p.n, p.c, rows.rows * p.stride_h, columns.rows * p.stride_w}, p.layout, grad);
   const auto& [s0, s1, s2, s3] = std::array{whole.stride(0), whole.stride(1), whole.stride(2), whole.stride(3)};
   const std::int64_t channel = y.stride(1);

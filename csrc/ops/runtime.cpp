@@ -27,7 +27,9 @@ class CpuRuntime final : public Runtime {
   void gemm(const GemmArgs& args) override {
     const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU);
     const auto dtype = ScalarType::Float;
-    const Tensor a = borrow(args.a, {args.batch, args.m, args.k}, {args.stride_a, args.lda, 1}, cpu, dtype);
+    const Tensor a = args.a_is_km
+                         ? borrow(args.a, {args.batch, args.m, args.k}, {args.stride_a, 1, args.lda}, cpu, dtype)
+                         : borrow(args.a, {args.batch, args.m, args.k}, {args.stride_a, args.lda, 1}, cpu, dtype);
     const Tensor b = args.b_is_kn
                          ? borrow(args.b, {args.batch, args.k, args.n}, {args.stride_b, args.ldb, 1}, cpu, dtype)
                          : borrow(args.b, {args.batch, args.k, args.n}, {args.stride_b, 1, args.ldb}, cpu, dtype);

@@ -44,12 +44,8 @@ Tensor run_weight_gradient(const Tensor& input, const Tensor& grad, const Weight
   const auto guard = device_guard(input);
   const std::unique_ptr<Runtime> runtime = make_runtime(device_of(input));
   const Tensor x = aligned(in_layout(input, problem.layout)), dy = aligned(in_layout(grad, problem.layout));
-  ConvProblem like_output;  // whose output has the filter's shape
-  like_output.n = problem.k, like_output.k = problem.c_per_group(), like_output.r = like_output.s = 1;
-  like_output.h = problem.r, like_output.w = problem.s;
-  like_output.dtype = problem.dtype, like_output.layout = problem.layout;
   GuardedBytes workspace(choice.plan.workspace_bytes, input);
-  GuardedOutput output(input, like_output);
+  GuardedOutput output(input, {problem.k, problem.c_per_group(), problem.r, problem.s}, problem.layout);
   const PlannedOperands planned =
       bring_into_layout(choice.plan, problem, x.const_data_ptr(), dy.const_data_ptr(), workspace.data(), *runtime);
   ConvProblem read = problem;

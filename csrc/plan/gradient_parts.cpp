@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "core/gemm.h"
 #include "core/integers.h"
 
 namespace fastconv {
@@ -82,6 +83,11 @@ GradientConvolutions gradient_convolutions(const ConvProblem& problem, bool toge
     }
   }
   return made;
+}
+
+bool is_product_with_filter(const std::string& algorithm, const ConvProblem& problem, DeviceType device) {
+  const bool is_offered = device == DeviceType::cuda || problem.dtype == DType::f32;
+  return algorithm == product_algorithm && is_matrix_product(problem) && problem.groups == 1 && is_offered;
 }
 
 }  // namespace fastconv

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/device_info.h"
@@ -45,5 +46,10 @@ struct GradientConvolutions {
   int count = 0;                       // of all
 };
 GradientConvolutions gradient_convolutions(const ConvProblem& problem, bool together, DeviceType device);
+
+// Whether an algorithm, of the convolution that an input gradient is made of, does not convolve: without a stride and
+// taps it multiplies the output's gradient by the filter as it lies. On a CPU in float32.
+inline constexpr const char* product_algorithm = "im2col_gemm";
+bool is_product_with_filter(const std::string& algorithm, const ConvProblem& problem, DeviceType device);
 
 }  // namespace fastconv

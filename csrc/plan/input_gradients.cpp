@@ -85,11 +85,27 @@ double torch_us(const InputGradientChoice& choice, const Candidate& own, const C
   return algos::torch::input_gradient_us(problem, same, device);
 }
 
-// Sets what is gained; returns whether PyTorch's is taken.
+// What one matrix product with the filter as it lies takes, which for the flipped one takes `convolution_us`.
+double product_us(const InputGradientChoice& choice, double convolution_us, const ConvProblem& problem,
+                  const DeviceInfo& device) {
+  if (device.type == DeviceType::cpu) return convolution_us;
+  const double of_torch = torch_us(choice, choose("auto", choice.convolution, device), problem, device);
+  return algos::im2col_gemm::input_product_us(problem, of_torch, convolution_us);
+}
+
+// Sets what is gained, and the algorithm where that is a matrix product; returns whether PyTorch's is taken.
 bool torch_is_faster(InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
   const Candidate own = choose("auto", choice.convolution, device);
-  const double of_ours = own_us(choice, own.plan.cost_us, problem, device);
+  double of_ours = own_us(choice, own.plan.cost_us, problem, device);
   const double of_torch = torch_us(choice, own, problem, device);
+  if (is_product_with_filter(product_algorithm, problem, device.type)) {
+    const Candidate product = evaluate(find_algorithm(product_algorithm), choice.convolution, device);
+    const double us = product_us(choice, product.plan.cost_us, problem, device);
+    if (product.auto_eligible && us < of_ours) {
+      of_ours = us;
+      choice.algorithm = product_algorithm;
+    }
+  }
   choice.gain_us = of_torch - of_ours;
   return of_ours >= preference(algos::torch::algorithm, device) * of_torch;
 }
@@ -149,7 +165,7 @@ InputGradientChoice choose_by_cost(const std::string& name, const ConvProblem& p
   const auto method = is_together(problem) ? InputGradientMethod::together : InputGradientMethod::phases;
   InputGradientChoice choice = by_convolutions(name, method, problem, device);
   if (name == "auto" && choice.support.ok && torch_is_faster(choice, problem, device)) {
-    choice.method = InputGradientMethod::torch;
+    choice.method = InputGradientMethod::torch, choice.algorithm = "auto";
     choice.support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
   }
   return choice;
@@ -182,7 +198,9 @@ InputGradientCandidate evaluate(InputGradientChoice choice, const std::string& n
     }
     if (&convolution == &convolutions.front()) {
       result.config = one.plan.config;
-      result.cost_us = own_us(result.choice, one.plan.cost_us, problem, device);
+      result.cost_us = is_product_with_filter(name, problem, device.type)
+                           ? product_us(result.choice, one.plan.cost_us, problem, device)
+                           : own_us(result.choice, one.plan.cost_us, problem, device);
     }
     result.workspace_bytes = std::max(result.workspace_bytes, one.plan.workspace_bytes);
     result.expected_error = std::max(result.expected_error, one.expected_error);
@@ -245,7 +263,7 @@ InputGradientChoice choose_input_gradient(const std::string& name, const ConvPro
 
 InputGradientChoice choose_input_gradient_by_cost(const ConvProblem& problem, const DeviceInfo& device) {
   InputGradientChoice choice = choose_by_cost("auto", problem, device);
-  if (choice.method != InputGradientMethod::torch) {
+  if (choice.method != InputGradientMethod::torch && choice.algorithm == "auto") {
     const bool together = choice.method == InputGradientMethod::together;
     choice.algorithm = own_choices(gradient_convolutions(problem, together, device.type).different, device);
   }

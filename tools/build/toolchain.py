@@ -67,14 +67,16 @@ def cudart_static(nvcc: Path) -> Path | None:
 
 
 def architecture_flags(architectures: str) -> list[str]:
-    """nvcc's -gencode flags for a list like `90a;80+PTX`."""
+    """nvcc's -gencode flags for a list like `90a;80+PTX`, or `compute_90a` for PTX without machine code."""
     flags = []
     for entry in architectures.replace(",", ";").strip("; ").split(";"):
         entry = entry.strip()
-        if not re.fullmatch(r"[0-9]+[af]?(\+PTX)?", entry):
-            raise SystemExit(f"FASTCONV_CUDA_ARCHS has {entry!r}; expected entries like 90a, 80 or 80+PTX")
-        number, _, ptx = entry.partition("+")
-        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
-        if ptx:
+        found = re.fullmatch(r"(compute_)?([0-9]+[af]?)(\+PTX)?", entry)
+        if not found:
+            raise SystemExit(f"FASTCONV_CUDA_ARCHS has {entry!r}; expected entries like 90a, 80, 80+PTX or compute_90a")
+        alone, number, ptx = found.groups()
+        if not alone:
+            flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if alone or ptx:
             flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     return flags

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/device_info.h"
+#include "core/gemm.h"
 #include "core/integers.h"
 #include "core/problem.h"
 
@@ -56,8 +57,7 @@ inline Cut cut(const ConvProblem& problem, DeviceType device) {
   Cut result{};
   result.gemm_type = cpu ? DType::f32 : problem.dtype;  // the CPU library's GEMM is FP32
   result.converts_weight = result.gemm_type != problem.dtype;
-  result.unrolls = result.converts_weight || problem.r != 1 || problem.s != 1 || problem.stride_h != 1 ||
-                   problem.stride_w != 1 || problem.pad_h != 0 || problem.pad_w != 0;
+  result.unrolls = result.converts_weight || !is_matrix_product(problem);
   result.ends = epilogue && !cpu && ends_in_product(problem);
   result.staged = !wide && (cpu || (epilogue && !result.ends));
   result.finishes = result.staged || (epilogue && !result.ends);

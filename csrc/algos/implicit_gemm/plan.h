@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/device_info.h"
+#include "core/gemm.h"
 #include "core/integers.h"
 #include "core/problem.h"
 #include "device/numeric.h"
@@ -16,12 +17,6 @@
 namespace fastconv::algos::implicit_gemm {
 
 constexpr std::int64_t max_groups = 65535;  // a dimension of the grid
-
-// 1x1 with stride 1 and no padding has no geometry: one row of N H W pixels.
-inline bool is_matrix_product(const ConvProblem& problem) {
-  return problem.r == 1 && problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 && problem.pad_h == 0 &&
-         problem.pad_w == 0;
-}
 
 // What the tensor cores multiply.
 enum class Mode : std::uint8_t {

@@ -417,12 +417,19 @@ double input_gradient_us(const ConvProblem& problem, const SameConvolutions& sam
   if (problem.accuracy == AccuracyClass::tf32 && strided && problem.groups == 1 && !is_unaligned(problem)) {
     return strided_tf32_input_gradient_us(problem, device);
   }
+  if (problem.accuracy == AccuracyClass::tf32 && product && is_nhwc(problem) && problem.groups == 1) {
+    return std::max(1.14 * same.us - 2.5, 0.8 * same.us);  // docs/log/147-gradients-as-products.md
+  }
   const double us = (same.are_torch && !product ? 1.0 : 1.33) * same.us + same.weaving_us;
   if (problem.accuracy == AccuracyClass::tf32) return us;
   // FP32 arithmetic multiplies the zeros that a stride puts between rows.
   const double zeros = static_cast<double>(problem.stride_h * problem.stride_w);
   const double strided_us = !strided ? 0.0 : fp32_us(zeros * problem.direct_flops(), 1.8, device);
   return std::min({std::max(us, strided_us), fft_us(problem, device), short_walk_us(problem, device)});
+}
+
+double weight_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+  return weight_gradient_plan(problem, device).cost_us;
 }
 
 extern const WeightGradient weight_gradient;
