@@ -49,7 +49,7 @@ namespace algos::im2col_gemm {
 
 // What an input gradient takes on a GPU as one matrix product with the filter as it lies (im2col_gemm/wgrad/algo.cpp),
 // beside PyTorch's time for it, and im2col_gemm's for the convolution with a flipped filter.
-double input_product_us(const ConvProblem& problem, double torch_us, double convolution_us);
+double input_product_us(const ConvProblem& problem, double torch_us, double convolution_us, const DeviceInfo& device);
 
 }  // namespace algos::im2col_gemm
 }  // namespace fastconv

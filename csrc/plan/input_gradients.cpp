@@ -90,7 +90,7 @@ double product_us(const InputGradientChoice& choice, double convolution_us, cons
                   const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return convolution_us;
   const double of_torch = torch_us(choice, choose("auto", choice.convolution, device), problem, device);
-  return algos::im2col_gemm::input_product_us(problem, of_torch, convolution_us);
+  return algos::im2col_gemm::input_product_us(problem, of_torch, convolution_us, device);
 }
 
 // Sets what is gained, and the algorithm where that is a matrix product; returns whether PyTorch's is taken.

@@ -58,14 +58,14 @@ bool is_aligned_tf32(const ConvProblem& problem) {
 LibraryTimes cublas_times(const ConvProblem& problem) {
   const bool nhwc = problem.layout == Layout::nhwc;
   const std::int64_t pixels = problem.p() * problem.q(), rows = problem.n * pixels;
+  if (problem.dtype == DType::f32 && rows == 1) return own::one_row;  // a matrix-vector kernel's
   if (problem.accuracy == AccuracyClass::tf32) {
     const bool aligned = is_aligned_tf32(problem);
     if (nhwc) return aligned ? own::tf32 : fitted::torch::unaligned_1x1_nhwc;
     return aligned ? fitted::torch::tf32_1x1_nchw : fitted::torch::unaligned_1x1_nchw;
   }
   if (problem.dtype == DType::f32) {
-    // One is a matrix-vector kernel's; for 2 to 32 it may find no good FP32 kernel, where ours with such channels are.
-    if (rows == 1) return own::one_row;
+    // For 2 to 32 it may find no good FP32 kernel, where ours with such channels are.
     return rows <= 32 && problem.c % 8 == 0 ? own::few_rows : own::plain;
   }
   const std::int64_t row = nhwc ? problem.k : pixels;
@@ -100,7 +100,8 @@ double product_us(const ConvProblem& problem, double input_bytes, const DeviceIn
   // prefers PyTorch's among equals (plan/registry.h), this one is no other.
   const bool same = problem.dtype != DType::f32 && problem.layout == Layout::nhwc;
   const double output_bytes = size * static_cast<double>(problem.output_numel());
-  const bool ragged = problem.accuracy == AccuracyClass::tf32 && problem.k > 128 && problem.k % 256 != 0;
+  const bool tf32 = problem.accuracy == AccuracyClass::tf32 && problem.n * problem.p() * problem.q() > 1;
+  const bool ragged = tf32 && problem.k > 128 && problem.k % 256 != 0;
   return (same     ? own::same_as_torch
           : ragged ? own::ragged_tf32
                    : 1.0) *
@@ -156,7 +157,10 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                                        static_cast<double>(size_of(problem.dtype)) *
                                            static_cast<double>(problem.n * problem.c * problem.h * problem.w),
                                        device);
-    plan.cost_us = chunk.ends ? ended_product_us(problem, plain_us, device) : plain_us;
+    const bool bare_tf32 = problem.accuracy == AccuracyClass::tf32 && problem.layout == Layout::nhwc &&
+                           problem.n * problem.p() * problem.q() > 1;
+    plan.cost_us =
+        chunk.ends ? ended_product_us(problem, plain_us, device) : (bare_tf32 ? own::bare_tf32 : 1.0) * plain_us;
     return plan;
   }
 

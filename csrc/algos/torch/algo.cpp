@@ -373,12 +373,15 @@ double first_input_gradient_us(const ConvProblem& problem, const DeviceInfo& dev
                   input_bytes(problem), output_bytes(problem), device);
 }
 
-// Class `tf32` with a stride, on tensor cores: tiles of 128 channels, and the forward convolution's products alone; the
-// filter stays as it is, and no phases are woven. NCHW: after conversions.
-double strided_tf32_input_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+// Class `tf32` with a stride, and 1x1 without: on tensor cores, tiles of 128 channels, and the forward convolution's
+// products alone; the filter stays as it is, and no phases are woven. NCHW: after conversions.
+double tf32_input_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
   const double flops = problem.direct_flops() * static_cast<double>(round_up(problem.c, 128)) /
                        static_cast<double>(std::max<std::int64_t>(problem.c, 1));
-  const LibraryTimes& times = is_nhwc(problem) ? own::tf32_strided_gradient_nhwc : own::tf32_strided_gradient_nchw;
+  const bool strided = problem.stride_h * problem.stride_w != 1;
+  const LibraryTimes& times = !strided           ? own::tf32_product_gradient
+                              : is_nhwc(problem) ? own::tf32_strided_gradient_nhwc
+                                                 : own::tf32_strided_gradient_nchw;
   return times.us(static_cast<double>(problem.k * problem.r * problem.s), tensor_us(flops, 1.0, device),
                   input_bytes(problem), output_bytes(problem), device);
 }
@@ -414,11 +417,9 @@ double input_gradient_us(const ConvProblem& problem, const SameConvolutions& sam
   }
   if (half) return half_input_gradient_us(problem, device);
   const bool strided = problem.stride_h * problem.stride_w != 1;
-  if (problem.accuracy == AccuracyClass::tf32 && strided && problem.groups == 1 && !is_unaligned(problem)) {
-    return strided_tf32_input_gradient_us(problem, device);
-  }
-  if (problem.accuracy == AccuracyClass::tf32 && product && is_nhwc(problem) && problem.groups == 1) {
-    return std::max(1.14 * same.us - 2.5, 0.8 * same.us);  // docs/log/147-gradients-as-products.md
+  const bool known = strided || (product && is_nhwc(problem));
+  if (problem.accuracy == AccuracyClass::tf32 && known && problem.groups == 1 && !is_unaligned(problem)) {
+    return tf32_input_gradient_us(problem, device);
   }
   const double us = (same.are_torch && !product ? 1.0 : 1.33) * same.us + same.weaving_us;
   if (problem.accuracy == AccuracyClass::tf32) return us;

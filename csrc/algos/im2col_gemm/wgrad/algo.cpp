@@ -5,6 +5,7 @@
 #include "algos/im2col_gemm/wgrad/plan.h"
 #include "core/algorithm.h"
 #include "core/cost.h"
+#include "core/fitted.h"
 #include "core/gemm.h"
 #include "core/library_times.h"
 #include "core/roundoffs.h"
@@ -79,9 +80,18 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 
 }  // namespace
 
-double input_product_us(const ConvProblem& problem, double torch_us, double convolution_us) {
+double input_product_us(const ConvProblem& problem, double torch_us, double convolution_us, const DeviceInfo& device) {
   if (is_half(problem)) return (is_single_pixel(problem) ? 1.15 : 0.91) * torch_us;
-  return problem.accuracy == AccuracyClass::tf32 ? std::max(torch_us + 0.5, convolution_us) : convolution_us;
+  if (problem.accuracy != AccuracyClass::tf32) return convolution_us;
+  if (problem.layout != Layout::nhwc || problem.c % 4 != 0 || problem.k % 4 != 0) {
+    return std::max(torch_us, convolution_us);
+  }
+  const double pixels = static_cast<double>(sizeof(float)) * gradient_length(problem);
+  const double flops = problem.direct_flops() * static_cast<double>(round_up(problem.c, 128)) /
+                       static_cast<double>(std::max<std::int64_t>(problem.c, 1));
+  return fitted::im2col_gemm::tf32_gradient.us(static_cast<double>(problem.k), tensor_us(flops, 1.0, device),
+                                               pixels * static_cast<double>(problem.c),
+                                               pixels * static_cast<double>(problem.k), device);
 }
 
 extern const WeightGradient weight_gradient;
