@@ -308,8 +308,7 @@ def test_input_gradient_of_few_channels_with_a_stride_is_one_convolution(device,
 
 
 @pytest.mark.sanitize
-@pytest.mark.parametrize("case", [Case(3, 72, 9, 7, 136, 1, 1), Case(2, 33, 5, 3, 19, 1, 1), Case(19, 40, 1, 1, 8, 1, 1)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("case", [*POINTWISE[:2], Case(2, 33, 5, 3, 19, 1, 1), Case(19, 40, 1, 1, 8, 1, 1)], ids=str)
 @pytest.mark.parametrize("cls", LIMIT)
 @pytest.mark.parametrize("layout", FORMATS)
 def test_input_gradient_as_one_product(case, cls, layout, device):
