@@ -159,7 +159,8 @@ class NinjaBuild(build_ext):
         path = build / "build.ninja"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-        ninja = [shutil.which("ninja")] if shutil.which("ninja") else [sys.executable, "-m", "ninja"]
+        # The same one whoever calls: two versions do not read each other's record, and each would compile everything.
+        ninja = [sys.executable, "-m", "ninja"] if find_spec("ninja") else [shutil.which("ninja") or "ninja"]
         # A build that is killed can damage ninja's record of headers. What ninja then recovers of it may be wrong, and
         # leave objects as they are that need compiling: better none, and everything is compiled.
         record = subprocess.run([*ninja, "-C", str(build), "-t", "deps"], capture_output=True, text=True)
