@@ -1,5 +1,6 @@
 // The input gradient.
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -86,28 +87,26 @@ double torch_us(const InputGradientChoice& choice, const Candidate& own, const C
 }
 
 // What one matrix product with the filter as it lies takes, which for the flipped one takes `convolution_us`.
-double product_us(const InputGradientChoice& choice, double convolution_us, const ConvProblem& problem,
-                  const DeviceInfo& device) {
+double product_us(double convolution_us, double torch_us, const ConvProblem& problem, const DeviceInfo& device) {
   if (device.type == DeviceType::cpu) return convolution_us;
-  const double of_torch = torch_us(choice, choose("auto", choice.convolution, device), problem, device);
-  return algos::im2col_gemm::input_product_us(problem, of_torch, convolution_us, device);
+  return algos::im2col_gemm::input_product_us(problem, torch_us, convolution_us, device);
 }
 
 // Sets what is gained, and the algorithm where that is a matrix product; returns whether PyTorch's is taken.
 bool torch_is_faster(InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
   const Candidate own = choose("auto", choice.convolution, device);
-  double of_ours = own_us(choice, own.plan.cost_us, problem, device);
+  const double of_convolutions = own_us(choice, own.plan.cost_us, problem, device);
   const double of_torch = torch_us(choice, own, problem, device);
+  double of_product = std::numeric_limits<double>::infinity();
   if (is_product_with_filter(product_algorithm, problem, device.type)) {
     const Candidate product = evaluate(find_algorithm(product_algorithm), choice.convolution, device);
-    const double us = product_us(choice, product.plan.cost_us, problem, device);
-    if (product.auto_eligible && us < of_ours) {
-      of_ours = us;
-      choice.algorithm = product_algorithm;
-    }
+    if (product.auto_eligible) of_product = product_us(product.plan.cost_us, of_torch, problem, device);
   }
+  const double of_ours = std::min(of_convolutions, of_product);
   choice.gain_us = of_torch - of_ours;
-  return of_ours >= preference(algos::torch::algorithm, device) * of_torch;
+  if (of_ours >= preference(algos::torch::algorithm, device) * of_torch) return true;
+  if (of_product < of_convolutions) choice.algorithm = product_algorithm;
+  return false;
 }
 
 Support input_gradient_support(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
@@ -165,7 +164,7 @@ InputGradientChoice choose_by_cost(const std::string& name, const ConvProblem& p
   const auto method = is_together(problem) ? InputGradientMethod::together : InputGradientMethod::phases;
   InputGradientChoice choice = by_convolutions(name, method, problem, device);
   if (name == "auto" && choice.support.ok && torch_is_faster(choice, problem, device)) {
-    choice.method = InputGradientMethod::torch, choice.algorithm = "auto";
+    choice.method = InputGradientMethod::torch;
     choice.support = Support::no("cost", "PyTorch's gradient is estimated to be faster");
   }
   return choice;
@@ -199,7 +198,7 @@ InputGradientCandidate evaluate(InputGradientChoice choice, const std::string& n
     if (&convolution == &convolutions.front()) {
       result.config = one.plan.config;
       result.cost_us = is_product_with_filter(name, problem, device.type)
-                           ? product_us(result.choice, one.plan.cost_us, problem, device)
+                           ? product_us(one.plan.cost_us, torch_input_gradient_us(problem, device), problem, device)
                            : own_us(result.choice, one.plan.cost_us, problem, device);
     }
     result.workspace_bytes = std::max(result.workspace_bytes, one.plan.workspace_bytes);

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "algos/im2col_gemm/plan.h"
+#include "algos/im2col_gemm/products.h"
 #include "core/algorithm.h"
 #include "core/cost.h"
 #include "core/fitted.h"
@@ -47,18 +48,12 @@ double cpu_cost_us(const ConvProblem& problem, const Cut& chunk, std::int64_t la
          fp32_us(problem.direct_flops(), share * pixels / (pixels + own::half_pixels.of(device)), device);
 }
 
-// Whether rows of TF32 products, of operands and of outputs, are whole pieces of 16 bytes.
-bool is_aligned_tf32(const ConvProblem& problem) {
-  const std::int64_t row = problem.layout == Layout::nhwc ? problem.k : problem.p() * problem.q();
-  return problem.c_per_group() * problem.r * problem.s % 4 == 0 && row % 4 == 0;
-}
-
 // cuBLAS's times of a product of so many rows of outputs together (NHWC), or of those of each image. In half types,
 // rows that are no whole pieces of 16 bytes have other kernels, and those of 8 bytes again others.
 LibraryTimes cublas_times(const ConvProblem& problem) {
   const bool nhwc = problem.layout == Layout::nhwc;
   const std::int64_t pixels = problem.p() * problem.q(), rows = problem.n * pixels;
-  if (problem.dtype == DType::f32 && rows == 1) return own::one_row;  // a matrix-vector kernel's
+  if (problem.dtype == DType::f32 && is_single_pixel(problem)) return own::one_row;
   if (problem.accuracy == AccuracyClass::tf32) {
     const bool aligned = is_aligned_tf32(problem);
     if (nhwc) return aligned ? own::tf32 : fitted::torch::unaligned_1x1_nhwc;
@@ -75,8 +70,9 @@ LibraryTimes cublas_times(const ConvProblem& problem) {
   return row % 4 == 0 ? own::half_pieces_images : own::unaligned_images;
 }
 
-bool on_tensor_cores(const ConvProblem& problem) {
-  return problem.dtype != DType::f32 || problem.accuracy == AccuracyClass::tf32;
+// A single pixel's kernel is that of FP32 arithmetic.
+bool has_tf32_kernel(const ConvProblem& problem) {
+  return problem.accuracy == AccuracyClass::tf32 && !is_single_pixel(problem);
 }
 
 // Of its time what it multiplies: us of whole tiles at the device's sustained rate. In TF32 they are as wide as 256
@@ -94,14 +90,13 @@ double tiles_us(const ConvProblem& problem, const DeviceInfo& device) {
 double product_us(const ConvProblem& problem, double input_bytes, const DeviceInfo& device) {
   const double size = static_cast<double>(size_of(problem.dtype));
   // A single row: all filters are read, by few blocks.
-  const bool single = problem.dtype != DType::f32 && problem.n * problem.p() * problem.q() == 1;
+  const bool single = problem.dtype != DType::f32 && is_single_pixel(problem);
   const double weights = single ? own::one_row_weights * size * static_cast<double>(problem.k * problem.c) : 0.0;
   // Half types in NHWC: what PyTorch's convolution computes as well, by libraries of the same kernels. Where `auto`
   // prefers PyTorch's among equals (plan/registry.h), this one is no other.
   const bool same = problem.dtype != DType::f32 && problem.layout == Layout::nhwc;
   const double output_bytes = size * static_cast<double>(problem.output_numel());
-  const bool tf32 = problem.accuracy == AccuracyClass::tf32 && problem.n * problem.p() * problem.q() > 1;
-  const bool ragged = tf32 && problem.k > 128 && problem.k % 256 != 0;
+  const bool ragged = has_tf32_kernel(problem) && problem.k > 128 && problem.k % 256 != 0;
   return (same     ? own::same_as_torch
           : ragged ? own::ragged_tf32
                    : 1.0) *
@@ -157,8 +152,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
                                        static_cast<double>(size_of(problem.dtype)) *
                                            static_cast<double>(problem.n * problem.c * problem.h * problem.w),
                                        device);
-    const bool bare_tf32 = problem.accuracy == AccuracyClass::tf32 && problem.layout == Layout::nhwc &&
-                           problem.n * problem.p() * problem.q() > 1;
+    const bool bare_tf32 = has_tf32_kernel(problem) && problem.layout == Layout::nhwc;
     plan.cost_us =
         chunk.ends ? ended_product_us(problem, plain_us, device) : (bare_tf32 ? own::bare_tf32 : 1.0) * plain_us;
     return plan;

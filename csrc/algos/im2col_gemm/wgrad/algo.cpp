@@ -2,6 +2,7 @@
 // the library's, too, but by cuDNN's choice (docs/log/147-gradients-as-products.md).
 #include <algorithm>
 
+#include "algos/im2col_gemm/products.h"
 #include "algos/im2col_gemm/wgrad/plan.h"
 #include "core/algorithm.h"
 #include "core/cost.h"
@@ -12,11 +13,6 @@
 
 namespace fastconv::algos::im2col_gemm {
 namespace {
-
-bool is_half(const ConvProblem& problem) { return problem.dtype != DType::f32; }
-
-// A single pixel is no product of matrices: cuBLAS takes longer than cuDNN.
-bool is_single_pixel(const ConvProblem& problem) { return problem.n * problem.h * problem.w == 1; }
 
 double gradient_roundoffs(const ConvProblem& problem, const DeviceInfo& device) {
   const double pixels = gradient_length(problem);
@@ -51,9 +47,9 @@ double cpu_cost_us(const wgrad::Plan& plan, const ConvProblem& problem, const De
 }
 
 double nhwc_us(const ConvProblem& problem, const DeviceInfo& device) {
-  if (!is_half(problem) && problem.accuracy != AccuracyClass::tf32) return plain_us(problem, device);
+  if (!on_tensor_cores(problem)) return plain_us(problem, device);
   const double torch_us = torch::weight_gradient_us(problem, device);
-  return is_single_pixel(problem) ? 1.1 * torch_us : torch_us - 0.9;
+  return is_single_pixel(problem) ? 1.1 * torch_us : torch_us - 0.9;  // of a single pixel cuDNN is ahead
 }
 
 double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
@@ -81,11 +77,9 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 double input_product_us(const ConvProblem& problem, double torch_us, double convolution_us, const DeviceInfo& device) {
-  if (is_half(problem)) return (is_single_pixel(problem) ? 1.15 : 0.91) * torch_us;
-  if (problem.accuracy != AccuracyClass::tf32) return convolution_us;
-  if (problem.layout != Layout::nhwc || problem.c % 4 != 0 || problem.k % 4 != 0) {
-    return std::max(torch_us, convolution_us);
-  }
+  if (!on_tensor_cores(problem)) return convolution_us;
+  if (problem.accuracy != AccuracyClass::tf32) return (is_single_pixel(problem) ? 1.15 : 0.91) * torch_us;
+  if (problem.layout != Layout::nhwc || !is_aligned_tf32(problem)) return std::max(torch_us, convolution_us);
   const double pixels = static_cast<double>(sizeof(float)) * gradient_length(problem);
   const double flops = problem.direct_flops() * static_cast<double>(round_up(problem.c, 128)) /
                        static_cast<double>(std::max<std::int64_t>(problem.c, 1));
