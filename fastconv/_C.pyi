@@ -28,10 +28,6 @@ class DeviceInfo:
     has_kernels: bool
     instruction_set: InstructionSet
 
-class Snapshot:
-    def __init__(self, dictionaries: list[dict[str, Any]], key: str, owners: list[dict[str, Any]]) -> None: ...
-    def holds(self) -> bool: ...
-
 class ConvProblem:
     def __init__(
         self,

@@ -46,7 +46,7 @@ SLOWER_LAYOUT = 1.25  # a layout this many times slower than another of its form
 COMPILE_LIMIT_S = 120.0
 NOT_BEGUN = f"not begun: {SPENT}"
 # In TF32, beside class fp32: PyTorch's fastest there, without a compiler and with one.
-TF32_PEERS = ("folded_graph", "frozen_reduce_overhead")
+TF32_PEERS = ("folded_graph", "frozen_reduce_overhead", "frozen_graph")
 
 Report = Callable[[str], None]
 

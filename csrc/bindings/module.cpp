@@ -1,4 +1,4 @@
-// fastconv._C: the planner as a Python module. No torch inside; never on the path of a call (but for snapshot.cpp).
+// fastconv._C: the planner as a Python module. No torch inside; never on the path of a call.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -22,7 +22,6 @@ using namespace fastconv;
 
 void bind_fit(py::module_& module);        // fit.cpp
 void bind_gradients(py::module_& module);  // gradients.cpp
-void bind_snapshot(py::module_& module);   // snapshot.cpp
 
 namespace {
 
@@ -418,7 +417,6 @@ PYBIND11_MODULE(_C, module) {
   bind_task_map(module);
   bind_fit(module);
   bind_gradients(module);
-  bind_snapshot(module);
 #ifdef FASTCONV_WITH_CUDA
   module.attr("built_with_cuda") = true;
 #else

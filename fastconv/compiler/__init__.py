@@ -4,7 +4,7 @@ into its graph, with batch norm, residual and activation inside them, and Induct
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
@@ -14,14 +14,13 @@ from torch._guards import TracingContext
 
 from fastconv import frozen as frozen_code
 from fastconv import settings
-from fastconv.compiler.guards import Modules
 from fastconv.nn import check_settings
 from fastconv.rewrites import Asked
 from fastconv.rewrites.report import RewriteReport
 
 __all__ = ["RewriteReport", "backend", "compile"]
 
-_FILTER = "guard_filter_fn"  # of torch.compile's options the one that is Dynamo's, which takes it out of the dictionary
+_DYNAMOS_OPTION = "guard_filter_fn"  # of torch.compile's options the only one that is not the backend's
 _OWN_OPTIONS = ("algorithm", "precision", "max_error", "max_workspace")
 
 
@@ -37,7 +36,6 @@ class _Backend:
         self.asked = Asked(algorithm, precision, max_error, max_workspace)
         self.frozen, self.report = frozen, report
         self.codes: set[CodeType] = set()  # of which it has compiled something
-        self.modules: Modules | None = None  # of the model that it compiles, where these are constants
         self.__name__ = "fastconv"
 
     def __call__(
@@ -53,12 +51,11 @@ class _Backend:
         """Has Dynamo compile again what it has compiled: parameters that are constants have changed."""
         from torch._dynamo.eval_frame import remove_from_cache
 
-        self.modules = None
         while self.codes:
             remove_from_cache(self.codes.pop())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"codes": set(), "modules": None}  # a copy has compiled nothing yet
+        return self.__dict__ | {"codes": set()}  # a copy has compiled nothing yet
 
     def reset(self) -> None:
         """What torch.compiler.reset() calls."""
@@ -105,8 +102,8 @@ def compile(
             a graph is compiled.
         frozen: parameters and buffers are constants of what is compiled without gradients: batch norms are folded and
             weights packed once, and again after `load_state_dict` and `fastconv.refresh`. **Another change of a
-            parameter is not seen**, as with Inductor's freezing, nor of an attribute of a module of torch.nn but
-            `training`. Otherwise compiled code follows its parameters, and folds and packs in every call.
+            parameter is not seen**, as with Inductor's freezing. Otherwise
+            compiled code follows its parameters, and folds and packs in every call.
         torch_compile_options: ``mode``, ``dynamic``, ``fullgraph``, ``options`` as for `torch.compile`; with `frozen`,
             ``dynamic`` is False by default: each size is compiled.
 
@@ -123,7 +120,7 @@ def compile(
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a function")
     mode, options = map(torch_compile_options.get, ("mode", "options"))
     if mode is not None or options:
-        inductors = {name: value for name, value in (options or {}).items() if name != _FILTER}
+        inductors = {name: value for name, value in (options or {}).items() if name != _DYNAMOS_OPTION}
         torch._TorchCompileInductorWrapper(mode, inductors, None)  # which raises for those that it does not know
     ours = _Backend(algorithm, precision, max_error, max_workspace, frozen, RewriteReport())
     if frozen:  # a packing is of one size
@@ -132,50 +129,20 @@ def compile(
 
 
 def _compiled(model: Any, ours: _Backend, options: dict[str, Any]) -> Any:
-    compiled = _by_dynamo(model, ours, options)
+    if options.get("options"):  # a copy, of which PyTorch takes what is Dynamo's
+        compiled: Any = torch.compile(model, backend=ours, **options | {"options": dict(options["options"])})
+    else:
+        compiled = torch.compile(model, backend=ours, **options)
     if isinstance(model, nn.Module):
-        from fastconv.compiler.module import CompiledModule
-
-        compiled.__class__ = CompiledModule
-        compiled.__dict__["_made"] = _compiled, (model, ours, options)
+        # Of the instance: where Dynamo traces a compiled module it knows PyTorch's class, and none made of that.
+        compiled.__dict__["__reduce_ex__"] = lambda protocol: (_compiled, (model, ours, options))
         if ours.frozen:
-            compiled.__dict__["forward"] = _freezing(_with_few_guards(compiled.forward, model, ours, options))
+            compiled.__dict__["forward"] = _freezing(compiled.forward)
             frozen_code.register(model, ours)
     elif ours.frozen:
         compiled = _freezing(compiled)
     compiled.__dict__["report"] = ours.report
     return compiled
-
-
-def _by_dynamo(model: Any, backend: Any, options: dict[str, Any]) -> Any:
-    if options.get("options") is not None:
-        options = options | {"options": dict(options["options"])}
-    return torch.compile(model, backend=backend, **options)
-
-
-def _with_few_guards(forward: Callable[..., Any], model: nn.Module, ours: _Backend, options: dict[str, Any]) -> Any:
-    """`forward`, and in its place, while the model's modules are the same, code that does not check each of them."""
-    if _FILTER in (options.get("options") or {}):
-        return forward
-    mode = options.get("mode")
-
-    def backend(graph: fx.GraphModule, inputs: list[Any], *, options: dict[str, Any] | None = None) -> Any:
-        return ours(graph, inputs, mode=mode, options=options)  # torch.compile takes a mode or options
-
-    def kept_guards(guards: Sequence[Any]) -> list[bool]:
-        return ours.modules.kept_guards(guards) if ours.modules else [True] * len(guards)
-
-    own = options | {"mode": None, "options": {**(options.get("options") or {}), _FILTER: kept_guards}}
-    with_few = _by_dynamo(model, backend, own).forward
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return forward(*args, **kwargs)
-        if ours.modules is None:
-            ours.modules = Modules(model)
-        return (with_few if ours.modules.are_the_same() else forward)(*args, **kwargs)
-
-    return functools.wraps(forward)(call)
 
 
 def _freezing(function: Callable[..., Any]) -> Callable[..., Any]:
