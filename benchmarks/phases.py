@@ -306,6 +306,18 @@ PHASES: dict[str, Phase] = {
             ),
         )
     ),
+    # Compiled code in graphs by hand, on both sides, which "networks" has for README's table, too.
+    "networks_graphs": Phase(
+        (
+            tuple(
+                _networks(
+                    "networks_graphs", "frozen_reduce_overhead,frozen_graph", "--network", name, "--classes", cls,
+                    "--layouts", "nhwc", "--compile-limit", "150", modes="compile,compile_graph,fused_graph",
+                )
+                for name, cls in _PAIRS
+            ),
+        )
+    ),
     # Compiled beside each other for the caches alone; what max-autotune keeps it has timed with the GPU for itself.
     "networks_autotune": Phase(
         (

@@ -149,7 +149,7 @@ def test_network_summary_tells_what_pytorch_does_and_what_cudnn_could(project):
     table = network_report.summary(document, "fp32").splitlines()
     # Ours eager 9 ms, compiled 36; PyTorch eager 18, its other form 20; what nobody can run is no form of PyTorch.
     assert table[2] == (
-        "| resnet50 | 64 | 2.50 | 18.00 | 18.00 | `torch_eager` | - | 6.00 | 9.00 | 36.00 | 2.00x | - | **0.67x** |"
+        "| resnet50 | 64 | 2.50 | 18.00 | 18.00 | `torch_eager` | - | - | 6.00 | 9.00 | 36.00 | 2.00x | - | - | **0.67x** |"
     )
     assert "| `fp32` |" in network_report.summary(document)
     peers_table = network_report.peers_table(document, "fp32")
@@ -170,12 +170,16 @@ def test_a_rival_with_a_run_of_its_own_is_compared_with_ours_of_that_run(project
     assert documents.region("h200/networks/rivals", folder) == "(not measured)"
     rival_file(project, "networks_autotune", compile_max_autotune=None, frozen_max_autotune=15000.0)
     rival_file(project, "networks_cudnn", torch_eager=19000.0, cudnn_best_layers=5000.0)
+    rival_file(project, "networks_graphs", frozen_reduce_overhead=18000.0, frozen_graph=17000.0)
     table = documents.region("h200/networks/summary/fp32", folder).splitlines()
-    assert table[2].startswith("| resnet50 | 64 | 2.50 | 18.00 | 18.00 | `torch_eager` | 15.00 | 5.00 | 9.00 | 36.00 |")
-    assert table[2].endswith("| 2.00x | 1.50x | **0.50x** |")
-    assert documents.region("h200/networks/rivals", folder).splitlines()[2] == (
-        "| ResNet-50 | 64 | `fp32` | 10.00 | 15.00 | `frozen_max_autotune` | 1.50x | 10.00 | 5.00 | **0.50x** |"
-    )
+    assert table[2].startswith("| resnet50 | 64 | 2.50 | 18.00 | 18.00 | `torch_eager` | 17.00 | 15.00 | 5.00 | 9.00 |")
+    assert table[2].endswith("| 36.00 | 2.00x | 1.70x | 1.50x | **0.50x** |")
+    assert documents.region("h200/networks/rivals", folder).splitlines()[2:] == [
+        "| frozen, in a graph by hand | ResNet-50 | 64 | `fp32` | 10.00 | 17.00 | `frozen_graph` | 1.70x |",
+        "| max-autotune | ResNet-50 | 64 | `fp32` | 10.00 | 15.00 | `frozen_max_autotune` | 1.50x |",
+        "| best cuDNN layers | ResNet-50 | 64 | `fp32` | 10.00 | 5.00 | `cudnn_best_layers` | **0.50x** |",
+    ]
+    assert documents.region("h200/said/rival/networks_graphs/fp32", folder) == "ResNet-50 1.70"
     # README has the least of the ratios.
     assert "| ResNet-50, batch 64 | 1.50x | - | - | - |" in documents.region("h200/overview", folder)
     rival_file(project, "networks_autotune", compile_max_autotune=30000.0)
@@ -213,7 +217,7 @@ def test_a_rival_without_a_time_says_why(project):
     results.write(path, document)
     table = documents.region("h200/networks/rivals", path.parents[1])
     assert table.endswith("- resnet50, `fp32`, `compile_max_autotune_nchw`: not ready within 600 s")
-    assert "| 2.00x | - | **0.67x** |" in documents.region("h200/networks/summary", path.parents[1])
+    assert "| 2.00x | - | - | **0.67x** |" in documents.region("h200/networks/summary", path.parents[1])
 
 
 def test_rows_of_another_commit_are_loudly_named(project):
@@ -239,7 +243,7 @@ def test_rows_of_another_commit_are_loudly_named(project):
     results.write(path / "h200/layers_groups.json", other)
     results.write(path / "h200/networks.json", networks | {"commit": results.read(path / "h200/layers.json")["commit"]})
     assert documents.region("h200/commits/short", path) == (
-        "This table is of one commit, 0123456789ab. Some others are of earlier ones: docs/results.md says which."
+        "This table is of one commit, 0123456789ab. Others are of other commits: docs/results.md."
     )
 
 

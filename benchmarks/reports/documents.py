@@ -13,7 +13,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/networks/summary[/<class>]   a row per network: ours, PyTorch today, what cuDNN could do
     <gpu>/networks/best                a row per network: the fastest of ours and of PyTorch's by class
     <gpu>/networks/overhead            our time over that of the convolutions alone, beside the goal
-    <gpu>/networks/rivals              against max-autotune and the best cuDNN layers; or `(not measured)`
+    <gpu>/networks/rivals              against rivals that have runs of their own; or `(not measured)`
     <gpu>/networks/peers/<class>       every form of PyTorch
     <gpu>[+<gpu>]/energy               of an image, whole networks, of the first GPU that has it; or `(not measured)`
     <gpu>/training[/<class>]           training steps, a row per network, class and mode; or `(not measured)`
@@ -90,8 +90,8 @@ def region(name: str, results: Path) -> str:
             raise ValueError(f"region {name!r}: {_paths(results, gpu, suite)[0]} does not exist")
         return document
 
-    def rivals() -> tuple[Document | None, Document | None]:
-        return found("networks_autotune"), found("networks_cudnn")
+    def rivals() -> dict[str, Document]:
+        return {suite: document for suite in networks.RIVALS if (document := found(suite)) is not None}
 
     match rest.split("/"):
         case ["training" | "host" as suite, *_] | ["machine", "training" | "host" as suite] if not any(
@@ -129,15 +129,15 @@ def region(name: str, results: Path) -> str:
         case ["sets"]:
             return layers.sets_table(_documents(results, gpu))
         case ["networks", "summary"]:
-            return networks.summary(file("networks"), None, *rivals())
+            return networks.summary(file("networks"), None, rivals())
         case ["networks", "summary", accuracy] if accuracy in CLASSES:
-            return networks.summary(file("networks"), accuracy, *rivals())
+            return networks.summary(file("networks"), accuracy, rivals())
         case ["networks" | "networks_others" as suite, "best"]:
             return networks.best_table(file(suite))
         case ["networks", "overhead"]:
             return networks.overhead_table(file("networks"))
         case ["networks", "rivals"]:
-            return networks.rivals_table(*rivals()) if any(rivals()) else sentences.NOTHING
+            return networks.rivals_table(its) if (its := rivals()) else sentences.NOTHING
         case ["networks", "peers", accuracy] if accuracy in CLASSES:
             return networks.peers_table(file("networks"), accuracy)
         case ["networks", accuracy] if accuracy in CLASSES:

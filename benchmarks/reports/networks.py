@@ -16,16 +16,24 @@ from fastconv.figures import new_figure, save_figure
 
 OVERHEAD = dict.fromkeys(("vgg16", "resnet50", "yolov3"), 1.10)  # goals: a network's time over its convolutions alone
 OTHERS_OVERHEAD = 1.25
+MODES = ("eager", "compile", "compile_graph", "graph", "fused", "fused_graph")  # of ours, in the order of the tables
 IN_GRAPHS = ("compile", "compile_graph", "graph", "fused_graph")
 FULL_ROUNDS = 20  # of a time that stands in a table; of fewer is told
-AUTOTUNED = ("compile_max_autotune", "frozen_max_autotune")
+# Who has a run of its own, or one of `networks`: suite -> what it is called, and its forms.
+RIVALS = {
+    "networks_graphs": ("frozen, in a graph by hand", ("frozen_graph",)),
+    "networks_autotune": ("max-autotune", ("compile_max_autotune", "frozen_max_autotune")),
+    "networks_cudnn": ("best cuDNN layers", (CUDNN_BEST,)),
+}
 # In the order of the tables.
 TITLES = {"vgg16": "VGG-16", "resnet50": "ResNet-50", "densenet121": "DenseNet-121", "densenet161": "DenseNet-161"}
 TITLES |= {"yolov3": "YOLOv3", "unet": "U-Net", "rrdb": "RRDB (ESRGAN)", "sd_vae_decoder": "VAE decoder"}
 TITLES |= {f"vae_decoder_{side}": f"VAE decoder, {side} x {side}" for side in (1024, 2048)}
 TITLES |= {"efficientnet_b0": "EfficientNet-B0", "hrnet_w18": "HRNet-W18", "segformer_mit_b2": "SegFormer-B2"}
 TITLES |= {"repvgg_a2": "RepVGG-A2", "convnext_tiny": "ConvNeXt-T", "sdxl_unet": "SDXL's UNet"}
-TITLES |= {"maskrcnn_resnet50_fpn": "Mask R-CNN"}
+TITLES |= {"maskrcnn_resnet50_fpn": "Mask R-CNN", "retinanet_resnet50_fpn": "RetinaNet", "yolov8n": "YOLOv8n"}
+TITLES |= {"mobilenet_v3_large": "MobileNetV3-L", "resnext50_32x4d": "ResNeXt-50", "regnet_x_3_2gf": "RegNetX-3.2GF"}
+TITLES |= {"inception_v3": "Inception v3", "chess_192x15": "chess, 15 blocks of 192", "sd15_unet": "SD 1.5's UNet"}
 
 
 def best_peer(row: Row) -> tuple[str | None, float | None]:
@@ -76,7 +84,7 @@ def against(peers: tuple[str, ...], *documents: Document | None) -> dict[Key, Ve
 def speedups(document: Document, autotune: Document | None = None) -> dict[Key, float | None]:
     """The fastest of ours over the fastest form of PyTorch: the least of the ratios, each of one run. autotune: the
     file of the run against max-autotune."""
-    other = against(AUTOTUNED, autotune)
+    other = against(RIVALS["networks_autotune"][1], autotune)
     found: dict[Key, float | None] = {}
     for key, its in by_network(document, None).items():
         ratios = [speedup_of(*fastest(its)), other[key].speedup if key in other else None]
@@ -214,21 +222,17 @@ def energy_table(document: Document) -> str:
     return common.markdown_table(header, lines) if lines else ""
 
 
-def summary(
-    document: Document, accuracy: str | None = None, autotune: Document | None = None, cudnn: Document | None = None
-) -> str:
+def summary(document: Document, accuracy: str | None = None, runs: Mapping[str, Document] | None = None) -> str:
     """A row per network (and class, without `accuracy`): the floor of its convolutions, PyTorch eager and its fastest
-    form, ours in its modes, and the fastest of ours against the latter, max-autotune and the bound of the best cuDNN
-    algorithm of each layer.
+    form, ours in its modes, and the fastest of ours against the latter and against each of RIVALS.
 
-    autotune, cudnn: the files of the runs against these two, from which their times and ratios are then."""
-    modes = [mode for mode in ("eager", "compile", "graph", "fused", "fused_graph")
-             if any(row["mode"] == mode for row in document["rows"])]  # fmt: skip
-    rivals = against(AUTOTUNED, autotune, document), against((CUDNN_BEST,), cudnn, document)
+    runs: the files of these, from which their times and ratios are then."""
+    known = [mode for mode in MODES if any(row["mode"] == mode for row in document["rows"])]
+    titles = [title for title, _ in RIVALS.values()]
+    rivals = [against(forms, (runs or {}).get(suite), document) for suite, (_, forms) in RIVALS.items()]
     header = ["network", "batch", *([] if accuracy else ["class"]), "convolutions' floor ms", "PyTorch eager ms"]
-    header += ["PyTorch at its best ms", "its form", "max-autotune ms", "best cuDNN layers ms"]
-    header += [f"ours, {mode}" for mode in modes]
-    header += ["speedup", "over max-autotune", "over best cuDNN layers"]
+    header += ["PyTorch at its best ms", "its form", *(f"{title} ms" for title in titles)]
+    header += [*(f"ours, {mode}" for mode in known), "speedup", *(f"over {title}" for title in titles)]
     lines: list[list[str]] = []
     rows: list[Row] = []
     for key, its in by_network(document, accuracy).items():
@@ -241,7 +245,7 @@ def summary(
         line = [name, str(batch), *([] if accuracy else [f"`{cls}`"]), common.ms(first.get("floor_us"))]
         line += [common.ms(first["peers"].get("torch_eager")), common.ms(best_us), f"`{best}`" if best else "-"]
         line += (common.ms(v and v.peer_us) for v in of_rivals)
-        line += [common.ms(its[mode]["us"]) if mode in its else "-" for mode in modes]
+        line += [common.ms(its[mode]["us"]) if mode in its else "-" for mode in known]
         lines.append(
             [*line, times(speedup_of(ours, best_us), its.values()), *(common.times(v and v.speedup) for v in of_rivals)]
         )
@@ -249,27 +253,18 @@ def summary(
     return "\n\n".join([common.markdown_table(header, lines), *below])
 
 
-def rivals_table(autotune: Document | None, cudnn: Document | None) -> str:
-    """Two groups of columns, ours and a rival of one run each: max-autotune, and the best cuDNN algorithm of each
-    layer; below, why one has no time."""
-    groups = against(AUTOTUNED, autotune), against((CUDNN_BEST,), cudnn)
-    lines = []
-    for key in dict.fromkeys(key for found in groups for key in found):
-        name, cls, batch = key
-        tuned, layers = (found.get(key) for found in groups)
-        line = [TITLES.get(name, name), str(batch), f"`{cls}`", common.ms(tuned and tuned.us)]
-        line += [common.ms(tuned and tuned.peer_us), f"`{tuned.peer}`" if tuned else "-"]
-        line += [common.times(tuned and tuned.speedup), common.ms(layers and layers.us)]
-        lines.append([*line, common.ms(layers and layers.peer_us), common.times(layers and layers.speedup)])
-    reasons = {
-        f"- {network}, `{cls}`, `{name}`: {why}": None
-        for document, names in ((autotune, AUTOTUNED), (cudnn, (CUDNN_BEST,)))
-        for (network, cls, _), its in (by_network(document, None) if document else {}).items()
-        for name, why in next(iter(its.values())).get("failures", {}).items()
-        if name.startswith(names)
-    }
-    header = ["network", "batch", "class", "ours ms", "max-autotune ms", "its form", "speedup"]
-    header += ["ours ms", "best cuDNN layers ms", "speedup"]
+def rivals_table(runs: Mapping[str, Document]) -> str:
+    """A row per network, class and rival of RIVALS, ours and it of one run; below, why one has no time."""
+    lines: list[list[str]] = []
+    reasons: dict[str, None] = {}
+    for suite, (title, forms) in RIVALS.items():
+        for (name, cls, batch), its in against(forms, runs.get(suite)).items():
+            line = [title, TITLES.get(name, name), str(batch), f"`{cls}`", common.ms(its.us), common.ms(its.peer_us)]
+            lines.append([*line, f"`{its.peer}`", common.times(its.speedup)])
+        for (name, cls, _), rows in (by_network(runs[suite], None) if suite in runs else {}).items():
+            failures = next(iter(rows.values())).get("failures", {}).items()
+            reasons |= {f"- {name}, `{cls}`, `{form}`: {why}": None for form, why in failures if form.startswith(forms)}
+    header = ["rival", "network", "batch", "class", "ours ms", "its ms", "its form", "speedup"]
     return "\n\n".join([common.markdown_table(header, lines), *(["\n".join(reasons)] if reasons else [])])
 
 

@@ -44,5 +44,5 @@ def commits(found: Mapping[str, list[str]]) -> str:
     if len(shown) != 1:
         return "**Of several commits**: docs/results.md says which."
     others = {commit for its in found.values() for commit in its} - set(shown)
-    rest = " Some others are of earlier ones: docs/results.md says which." if others else ""
+    rest = " Others are of other commits: docs/results.md." if others else ""
     return f"This table is of one commit, {shown[0]}.{rest}"

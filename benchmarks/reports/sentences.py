@@ -17,6 +17,7 @@ commit/<suite>                        of which commits the rows are
 few_rounds/<suite>                    how many rows are of fewer than 20 rounds
 network/<network>/<class>/<mode>      times faster than the fastest form of PyTorch
 best_network/<class>                  the range over the networks of the fastest of ours against PyTorch's fastest
+rival/<suite>/<class>                 network by network, ours against a rival that has a run of its own
 convolutions/<class>                  time inside the convolutions alone, ours against PyTorch's
 training/<class>                      the range over networks of training steps against PyTorch's fastest
 training/<class>/losses               the networks whose steps take longer than PyTorch's, and their ratios
@@ -154,6 +155,12 @@ def _network(document: Document, name: str, accuracy: str, mode: str) -> str:
     return _number(networks.speedup_of(rows[0]["us"], networks.best_peer(rows[0])[1]) if rows else None)
 
 
+def _rival(document: Document, suite: str, accuracy: str) -> str:
+    found = networks.against(networks.RIVALS[suite][1], document)
+    of_class = {name: its.speedup for (name, cls, _), its in found.items() if cls == accuracy}
+    return ", ".join(f"{networks.TITLES.get(name, name)} {speedup:.2f}" for name, speedup in of_class.items())
+
+
 def _best_network(document: Document, accuracy: str) -> str:
     values = []
     for its in networks.by_network(document, accuracy).values():
@@ -235,6 +242,8 @@ def said(name: str, arguments: Sequence[str], file: File) -> str | None:
             return _network(file("networks"), network, accuracy, mode)
         case ["best_network", accuracy] if accuracy in CLASSES:
             return _best_network(file("networks"), accuracy)
+        case ["rival", suite, accuracy] if suite in networks.RIVALS and accuracy in CLASSES:
+            return _rival(file(suite), suite, accuracy)
         case ["convolutions", accuracy] if accuracy in CLASSES:
             return _convolutions(file("networks"), accuracy)
         case ["training", accuracy] if accuracy in TRAINING_CLASSES:
