@@ -1,14 +1,13 @@
 """fastconv.compile and fastconv.export with Inductor behind them: few and tiny, for each compiles C++."""
 
 import json
-import os
 import random
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 import torch.nn.functional as F
@@ -133,10 +132,7 @@ def test_training_and_a_warm_cache():
     slope = str(0.1 + random.SystemRandom().random() / 2)
 
     def run() -> list[int]:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        result = subprocess.run(
-            [sys.executable, "-c", WARM, slope], capture_output=True, text=True, env=environment, cwd=ROOT
-        )
+        result = processes.run(WARM, slope)
         assert result.returncode == 0, result.stderr[-3000:]
         return list(json.loads(result.stdout.splitlines()[-1]))
 

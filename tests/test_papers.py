@@ -52,6 +52,7 @@ def test_the_networks_have_these_layers():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.usefixtures("forked_workers")
 def test_a_survey_goes_on_where_it_ended(options, monkeypatch, workers):
     monkeypatch.setattr(cuconv, "LAYERS", TINY)
     options = replace(options, batches=[1, 2], workers=workers)

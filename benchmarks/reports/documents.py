@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, TRAINING_CLASSES, Document, files, path_of, read
@@ -76,7 +76,7 @@ def _read(path: Path) -> Document:
     return _content(path, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _content(path: Path, *_: int) -> Document:
     return read(path)
 
