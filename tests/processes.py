@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["torch"])
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch"])
 
 
 def _execute(
@@ -38,7 +38,7 @@ class Forked:
         python, option, code, *arguments = command
         assert (python, option) == (sys.executable, "-c")
         given = (code, arguments, dict(environment), cwd or os.getcwd(), list(path or sys.path), said)
-        self._process = _FORKS.Process(target=_execute, args=given)
+        self._process = FORKS.Process(target=_execute, args=given)
         self._process.start()
 
     @property

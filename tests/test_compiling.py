@@ -182,9 +182,7 @@ def test_an_exported_package_runs_in_cpp_and_in_python(tmp_path):
         return m.wide(F.relu(m.wide_norm(torch.cat([x, m.a(F.relu(m.norm(x)))], 1))))
 
     model, x = ranged(forward).eval(), picture()
-    # PyTorch's headers are read for two files: precompiled they would be, too, with more work for each.
-    with torch._inductor.config.patch({"aot_inductor.precompile_headers": False}):
-        report = fastconv.export(model, (x,), tmp_path / "model.pt2", algorithm="implicit_gemm", precision="fp32")
+    report = fastconv.export(model, (x,), tmp_path / "model.pt2", algorithm="implicit_gemm", precision="fp32")
     found = ["conv+bn+silu+cat", "bn+relu+conv+cat", "bn+relu+conv"]
     assert [(row.fused, row.algorithm) for row in report.rows] == [(each, "implicit_gemm") for each in found]
     assert report.concatenations == {"": 1}
