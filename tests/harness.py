@@ -191,6 +191,12 @@ def share(cls: str, device: str, shapes: list[Any]) -> list[Any]:
     return some.get(cls, shapes) if device == "cpu" else shapes
 
 
+def shared(algorithm: str, shapes: list[Shape], cls: str, layout: str, device: str) -> list[Shape]:
+    """The class's share of the shapes that the algorithm takes, or one of them."""
+    taken, some = supported(algorithm, shapes, cls, layout, device), set(share(cls, device, shapes))
+    return [shape for shape in taken if shape in some] or taken[:1]
+
+
 # --- References
 
 Result = TypeVar("Result")

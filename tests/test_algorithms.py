@@ -30,6 +30,7 @@ from harness import (
     refresh_packed,
     refusal,
     share,
+    shared,
     supported,
     yardstick,
 )
@@ -94,7 +95,7 @@ def test_every_shape(algorithm, layout, cls, device):
     """Direct call within the bound; packed weights and tensors aligned to one element give the same bits."""
     offers(algorithm, cls)
     wrong = []
-    for shape in supported(algorithm, share(cls, device, SHAPES), cls, layout, device):
+    for shape in shared(algorithm, SHAPES, cls, layout, device):
         case = make_case(shape, cls, layout, device)
         output = conv2d(case, algorithm, cls)
         whole = yardstick(case, cls)
@@ -196,7 +197,7 @@ def test_integers_are_exact(algorithm, layout, cls, device):
             f"{algorithm} multiplies operands of 8 bits here, with irrational constants: integers do not survive"
         )
     wrong = []
-    for shape in supported(algorithm, share(cls, device, SHAPES)[::-2], cls, layout, device):
+    for shape in shared(algorithm, SHAPES[::-2], cls, layout, device):
         case = make_case(shape, cls, layout, device, Epilogue(bias=True), integers=True)
         output, expected = conv2d(case, algorithm, cls).double(), reference(case)
         if not ALGORITHMS[algorithm]["exact"]:
@@ -219,7 +220,7 @@ def test_range(algorithm, scale, cls, device):
     """Any finite float32 input: large, small and subnormal ones come out finite and within the same bound."""
     offers(algorithm, cls)
     wrong = []
-    for index, shape in enumerate(supported(algorithm, share(cls, device, SMALL[::2]), cls, "nchw", device)):
+    for index, shape in enumerate(shared(algorithm, SMALL[::2], cls, "nchw", device)):
         case = make_case(shape, cls, list(LAYOUTS)[index % 2], device, scale=scale)
         wrong += check(conv2d(case, algorithm, cls), case, algorithm, cls)
     assert not wrong, "\n".join(wrong)
@@ -234,7 +235,7 @@ def test_images_of_different_magnitude(algorithm, cls, device):
     wrong = []
     scales = torch.tensor([1e-30, 0.0, 1.0, 1e25], device=device)
     for layout in LAYOUTS:
-        for shape in supported(algorithm, share(cls, device, SMALL[::4]), cls, layout, device):
+        for shape in shared(algorithm, SMALL[::4], cls, layout, device):
             case = make_case(shape.with_batch(len(scales)), cls, layout, device)
             case.input.mul_(scales[:, None, None, None])
             filters = 10.0 ** torch.arange(0, shape.k, device=device).remainder(9).sub(4)
@@ -258,7 +259,7 @@ def test_many_images_of_a_narrow_map(algorithm, cls, device):
     large, small = (1e3, 1e-3) if cls in ("fp16", "bf16") else (1e25, 1e-30)
     # Images share work by the number of multiprocessors: ten are as good on a CPU, and faster.
     shapes = [shape.with_batch(10) for shape in NARROW] if device == "cpu" else NARROW + CROWDED
-    for shape in supported(algorithm, share(cls, device, shapes), cls, "nhwc", device):
+    for shape in shared(algorithm, shapes, cls, "nhwc", device):
         case = make_case(shape, cls, "nhwc", device)
         scales = torch.tensor([small, large, 1.0, 0.0, small, 1.0, 1.0, large], device=device)
         case.input.mul_(scales[torch.arange(shape.n, device=device) % len(scales), None, None, None])

@@ -21,7 +21,7 @@ from harness import (
     Epilogue,
     hostile,
     make_case,
-    share,
+    shared,
     supported,
     yardstick,
 )
@@ -75,7 +75,7 @@ def test_many_shapes(algorithm, layout, cls, device):
     shapes += [CHUNKS] * (algorithm in INSIDE)
     wrong = []
     with poisoned_memory():
-        for i, shape in enumerate(supported(algorithm, share(cls, device, shapes), cls, layout, device)):
+        for i, shape in enumerate(shared(algorithm, shapes, cls, layout, device)):
             case = make_case(shape, cls, layout, device, POOLED[i % len(POOLED)])
             output = run(case, algorithm, cls)
             assert output.shape == (shape.n, shape.k, shape.p // 2, shape.q // 2)

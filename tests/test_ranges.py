@@ -17,7 +17,7 @@ from harness import (
     conv2d,
     make_case,
     pack_weight,
-    share,
+    shared,
     supported,
     yardstick,
 )
@@ -82,10 +82,10 @@ def untouched(whole: torch.Tensor, out: torch.Tensor) -> bool:
 def test_many_shapes(algorithm, cls, device):
     if cls not in ALGORITHMS[algorithm]["accuracy"]:
         pytest.skip(f"{algorithm} does not offer class {cls}")
-    shapes = WIDE + SMALL + LARGE if device == "cuda" else share(cls, device, WIDE + SMALL[::7])
+    shapes = WIDE + SMALL + LARGE if device == "cuda" else WIDE + SMALL[::7]
     wrong = []
     with poisoned_memory():
-        for i, shape in enumerate(supported(algorithm, shapes, cls, "nhwc", device)):
+        for i, shape in enumerate(shared(algorithm, shapes, cls, "nhwc", device)):
             plain = make_case(shape, cls, "nhwc", device, EPILOGUES[i % len(EPILOGUES)])
             case, out, whole = of_ranges(plain, i)
             what = f"{shape} {case.epilogue}"
@@ -156,10 +156,10 @@ def test_residuals(algorithm, cls, device):
         Epilogue(residual=True, activation="leaky_relu", residual_after=True),
         Epilogue(residual=True, bias=True, activation="silu"),
     ]  # fmt: skip
-    shapes = WIDE + SMALL[::3] + LARGE if device == "cuda" else share(cls, device, WIDE + SMALL[::9])
+    shapes = WIDE + SMALL[::3] + LARGE if device == "cuda" else WIDE + SMALL[::9]
     wrong = []
     with poisoned_memory():
-        for i, shape in enumerate(supported(algorithm, shapes, cls, "nhwc", device)):
+        for i, shape in enumerate(shared(algorithm, shapes, cls, "nhwc", device)):
             plain = make_case(shape, cls, "nhwc", device, epilogues[i % len(epilogues)])
             k, unit = shape.k, 16 // plain.input.element_size()
             wide = -(-k // unit) * unit + unit

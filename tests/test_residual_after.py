@@ -21,7 +21,7 @@ from harness import (
     Epilogue,
     activated,
     make_case,
-    share,
+    shared,
     supported,
     yardstick,
 )
@@ -63,7 +63,7 @@ def test_many_shapes(algorithm, layout, cls, device):
     step = 4 if device == "cpu" else 1
     wrong = []
     with poisoned_memory():
-        for i, shape in enumerate(supported(algorithm, share(cls, device, SMALL[::step]), cls, layout, device)):
+        for i, shape in enumerate(shared(algorithm, SMALL[::step], cls, layout, device)):
             case = make_case(shape, cls, layout, device, AFTER[i % len(AFTER)])
             found = yardstick(case, cls).violations(run(case, algorithm, cls), algorithm, cls)
             wrong += [f"{shape} {case.epilogue}: {text}" for text in found]
