@@ -20,6 +20,7 @@ import torch
 Contender = Callable[[], object]
 Output = TypeVar("Output")
 _BATCH = 20  # rounds between two synchronisations
+_CPU_CACHES = 64 << 20  # bytes: more than the caches of a CPU hold, written before each call
 _AHEAD = 8  # flushes of the caches, some 80 us each, in which a host launches all of a call
 
 # Which candidates are timed at all, and how often.
@@ -81,7 +82,7 @@ class _Clock(Protocol):
 
 class _CpuClock:
     def __init__(self, flush: bool) -> None:
-        self._cache = numpy.zeros(64 << 20, dtype=numpy.uint8) if flush else None
+        self._cache = numpy.zeros(_CPU_CACHES, dtype=numpy.uint8) if flush else None
         self._samples: list[float] = []
 
     def prepare(self, name: str, call: Contender, result: Measurement) -> Contender:

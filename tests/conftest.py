@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # Before fastconv reads it: the tests, and the processes that they start, know nothing of what the user has measured.
@@ -20,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Last: an installed fastconv comes before the tree's own, whose benchmarks are tested with it.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
+import processes  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
@@ -27,6 +29,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 import fastconv  # noqa: E402
 from fastconv import _C, measured, timing  # noqa: E402
 
+timing._CPU_CACHES = 1 << 16  # no test looks at how long anything took: flushing takes longer than what is timed
 DEVICES_OF = {row["name"]: row["devices"] for row in _C.algorithms()}
 settings.register_profile("fastconv", deadline=None, max_examples=60, derandomize=True,
                           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
@@ -87,6 +90,14 @@ def read_settings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, An
             return runpy.run_path(fastconv.settings.__file__)
 
     return read
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of the bench begin with torch imported; test_suite_in_its_own_process_writes_the_same_file has others."""
+    from benchmarks.harness import supervise
+
+    monkeypatch.setattr(supervise, "subprocess", SimpleNamespace(Popen=processes.Forked))
 
 
 @pytest.fixture

@@ -184,6 +184,19 @@ def supported(
     return taken
 
 
+def share(cls: str, device: str, shapes: list[Any]) -> list[Any]:
+    """The shapes, or epilogues, for a class. On the CPU all classes are the same FP32 arithmetic of values that are
+    loaded as they are, or widened: a third will do for two of float32, and the half types share them."""
+    some = {"ieee": shapes[::3], "tf32": shapes[::3], "fp16": shapes[::2], "bf16": shapes[1::2]}
+    return some.get(cls, shapes) if device == "cpu" else shapes
+
+
+def shared(algorithm: str, shapes: list[Shape], cls: str, layout: str, device: str) -> list[Shape]:
+    """The class's share of the shapes that the algorithm takes, or one of them."""
+    taken, some = supported(algorithm, shapes, cls, layout, device), set(share(cls, device, shapes))
+    return [shape for shape in taken if shape in some] or taken[:1]
+
+
 # --- References
 
 Result = TypeVar("Result")

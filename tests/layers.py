@@ -1,5 +1,6 @@
 """What the tests of the layer and of the swap share."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +12,12 @@ from fastconv import _C
 
 NO_GPU = "needs a CUDA GPU; torch.cuda.is_available() is False"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU))]
+
+
+def turns(cases: Iterable[tuple[Any, Any]], device: str, *indices: int) -> list[tuple[Any, Any]]:
+    """On a CPU every other pair of two, by the parity of the indices of a test's parameters: each value of any of them
+    still meets all pairs."""
+    return [case for i, case in enumerate(cases) if device != "cpu" or (i + i // 2 + sum(indices)) % 2 == 0]
 
 
 def packed_algorithms() -> list[str]:

@@ -29,11 +29,24 @@ from harness import (
     reference,
     refresh_packed,
     refusal,
+    share,
+    shared,
     supported,
     yardstick,
 )
 from layers import packed_algorithms
-from shapes import CROWDED, FIRST_LAYERS, LARGER, NARROW, SANITIZE, SHAPES, SMALL, Shape
+from shapes import (
+    CROWDED,
+    FEW_FILTERS,
+    FIRST_LAYERS,
+    LARGER,
+    NARROW,
+    SANITIZE,
+    SHAPES,
+    SMALL,
+    WEIGHT_BOUND,
+    Shape,
+)
 
 from fastconv import _C, ops, testing
 from fastconv.testing import poisoned_memory
@@ -52,6 +65,8 @@ EPILOGUES = [
     Epilogue(bias=True, activation="hardswish"),
     Epilogue(bias=True, residual=True, activation="sigmoid", residual_after=True),
 ]
+# Sizes that matter to tiles and splits of a GPU's kernels: once each, for `direct` takes long.
+LARGE_FOR_A_CPU = {*LARGER, *WEIGHT_BOUND, FEW_FILTERS[-1]}
 # What each algorithm must be exercised by, so that a supports() that says no too often cannot pass by skipping.
 MIN_SHAPES = {"null": 4}
 
@@ -67,11 +82,6 @@ def _poisoned():
         yield
 
 
-def table(cls: str, device: str, shapes: list[Shape] = SHAPES) -> list[Shape]:
-    """The shapes for a class. On the CPU all float32 classes are the same FP32 arithmetic: a third will do for two."""
-    return shapes[::3] if device == "cpu" and cls in ("ieee", "tf32") else shapes
-
-
 def offers(algorithm: str, cls: str) -> None:
     if cls not in ALGORITHMS[algorithm]["accuracy"]:
         pytest.skip(f"{algorithm} does not offer class {cls}")
@@ -85,12 +95,12 @@ def test_every_shape(algorithm, layout, cls, device):
     """Direct call within the bound; packed weights and tensors aligned to one element give the same bits."""
     offers(algorithm, cls)
     wrong = []
-    for shape in supported(algorithm, table(cls, device), cls, layout, device):
+    for shape in shared(algorithm, SHAPES, cls, layout, device):
         case = make_case(shape, cls, layout, device)
         output = conv2d(case, algorithm, cls)
         whole = yardstick(case, cls)
         wrong += [f"{shape}: {text}" for text in whole.violations(output, algorithm, cls)]
-        if device == "cpu" and shape in LARGER:
+        if device == "cpu" and shape in LARGE_FOR_A_CPU:
             continue
         packed = pack_weight(case.weight, shape.groups, algorithm, cls)
         # Of one channel, which is dense in both orders, the direct call takes NCHW.
@@ -110,10 +120,10 @@ def test_every_shape(algorithm, layout, cls, device):
 def test_torch_passes_the_same_test(layout, cls, device):
     """PyTorch's own convolution through the operator: the operator's plumbing, and the bounds themselves."""
     wrong = []
-    for shape in SHAPES:
+    for shape in share(cls, device, SHAPES):
         case = make_case(shape, cls, layout, device)
         wrong += check(conv2d(case, "torch", cls), case, "torch", cls)
-    for epilogue in EPILOGUES:
+    for epilogue in share(cls, device, EPILOGUES):
         case = make_case(LARGER[0], cls, layout, device, epilogue)
         wrong += check(conv2d(case, "torch", cls), case, "torch", cls)
     assert not wrong, "\n".join(wrong)
@@ -128,7 +138,7 @@ def test_epilogues(algorithm, cls, device):
     shapes = [shape for shape in supported(algorithm, SMALL, cls, "nchw", device) if shape.n * shape.p * shape.q > 20]
     for layout in LAYOUTS:
         for shape in (shapes[0], shapes[len(shapes) // 2]):
-            for epilogue in EPILOGUES:
+            for epilogue in share(cls, device, EPILOGUES):
                 case = make_case(shape, cls, layout, device, epilogue)
                 output = conv2d(case, algorithm, cls)
                 whole = yardstick(case, cls)
@@ -187,7 +197,7 @@ def test_integers_are_exact(algorithm, layout, cls, device):
             f"{algorithm} multiplies operands of 8 bits here, with irrational constants: integers do not survive"
         )
     wrong = []
-    for shape in supported(algorithm, table(cls, device)[::-2], cls, layout, device):
+    for shape in shared(algorithm, SHAPES[::-2], cls, layout, device):
         case = make_case(shape, cls, layout, device, Epilogue(bias=True), integers=True)
         output, expected = conv2d(case, algorithm, cls).double(), reference(case)
         if not ALGORITHMS[algorithm]["exact"]:
@@ -210,7 +220,7 @@ def test_range(algorithm, scale, cls, device):
     """Any finite float32 input: large, small and subnormal ones come out finite and within the same bound."""
     offers(algorithm, cls)
     wrong = []
-    for index, shape in enumerate(supported(algorithm, SMALL[::2], cls, "nchw", device)):
+    for index, shape in enumerate(shared(algorithm, SMALL[::2], cls, "nchw", device)):
         case = make_case(shape, cls, list(LAYOUTS)[index % 2], device, scale=scale)
         wrong += check(conv2d(case, algorithm, cls), case, algorithm, cls)
     assert not wrong, "\n".join(wrong)
@@ -225,7 +235,7 @@ def test_images_of_different_magnitude(algorithm, cls, device):
     wrong = []
     scales = torch.tensor([1e-30, 0.0, 1.0, 1e25], device=device)
     for layout in LAYOUTS:
-        for shape in supported(algorithm, SMALL[::4], cls, layout, device):
+        for shape in shared(algorithm, SMALL[::4], cls, layout, device):
             case = make_case(shape.with_batch(len(scales)), cls, layout, device)
             case.input.mul_(scales[:, None, None, None])
             filters = 10.0 ** torch.arange(0, shape.k, device=device).remainder(9).sub(4)
@@ -249,7 +259,7 @@ def test_many_images_of_a_narrow_map(algorithm, cls, device):
     large, small = (1e3, 1e-3) if cls in ("fp16", "bf16") else (1e25, 1e-30)
     # Images share work by the number of multiprocessors: ten are as good on a CPU, and faster.
     shapes = [shape.with_batch(10) for shape in NARROW] if device == "cpu" else NARROW + CROWDED
-    for shape in supported(algorithm, table(cls, device, shapes), cls, "nhwc", device):
+    for shape in shared(algorithm, shapes, cls, "nhwc", device):
         case = make_case(shape, cls, "nhwc", device)
         scales = torch.tensor([small, large, 1.0, 0.0, small, 1.0, 1.0, large], device=device)
         case.input.mul_(scales[torch.arange(shape.n, device=device) % len(scales), None, None, None])

@@ -285,6 +285,7 @@ def test_a_build_against_itself(tmp_path):
     assert (found["old_commit"], [each["layer"] for each in found["rows"]]) == ("abc", ["dense3"])
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_suite_by_two_workers_has_every_row_once(tmp_path):
     path = tmp_path / "l.json"
     arguments = {"classes": ["fp32"], "layers": "res4,dense4", "out": path, "device": "cpu", "layouts": ["nhwc"]}

@@ -4,12 +4,12 @@ import itertools
 import json
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import processes
 import pytest
 import torch
 import typer
@@ -322,13 +322,12 @@ def ends(file: Path) -> bool:
 def test_who_ends_the_run_ends_its_steps(tmp_path: Path) -> None:
     program = f"""
 import json, pathlib, sys
-sys.path[:] = {sys.path!r}
 from benchmarks import everything
 everything._STEP = {ENDLESS!r}
 phase = everything.Phase((tuple(everything.Step(name, (name,)) for name in ("endless", "next")),))
 everything.run([phase], pathlib.Path({str(tmp_path)!r}), json.loads({json.dumps(HEAD)!r}), 600.0, print)
 """
-    process = subprocess.Popen([sys.executable, "-c", program])
+    process = processes.Forked([sys.executable, "-c", program])
     try:
         begun, end = tmp_path / "endless.pid", time.monotonic() + 60
         while not begun.exists() and time.monotonic() < end:

@@ -3,10 +3,9 @@
 import contextlib
 import ctypes
 import os
-import subprocess
-import sys
 import time
 
+import processes
 import pytest
 import torch
 
@@ -338,11 +337,7 @@ print("right")
 @pytest.mark.skipif(bool(triton_gemm.MISSING), reason=f"needs Triton: {triton_gemm.MISSING}")
 def test_the_triton_kernel_is_right_in_tritons_interpreter():
     """In a process of its own: Triton reads the switch when it is imported."""
-    command = [sys.executable, "-c", TRITON]
-    done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = processes.run(TRITON, environment={**os.environ, "TRITON_INTERPRET": "1"})
     if "only 0-dimensional arrays can be converted" in done.stderr:
         pytest.skip("this Triton's interpreter does not go together with this NumPy")
     assert done.stdout.endswith("right\n"), done.stderr

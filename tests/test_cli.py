@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import runpy
-import subprocess
 import sys
 from types import SimpleNamespace
 
+import processes
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -232,7 +232,8 @@ def test_other_stages_are_refused():
 
 
 def test_module_runs(monkeypatch):
-    done = subprocess.run([sys.executable, "-m", "fastconv", "--help"], capture_output=True, text=True, check=False)
+    code = 'import runpy, sys; runpy.run_module("fastconv", run_name="__main__", alter_sys=True)'
+    done = processes.run(code, "--help")
     assert done.returncode == 0
     for command in ("info", "demo", "explain", "trace", "bench"):
         assert command in done.stdout

@@ -3,7 +3,7 @@
 import copy
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -34,7 +34,7 @@ class Model(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Every graph that is compiled, with its parameters as they are then for good: as Inductor, without its code."""
     made: list[Any] = []
 
@@ -44,7 +44,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     torch._dynamo.reset()
     monkeypatch.setattr(inductor, "compile_graph", compile_graph)
-    return made
+    with torch._dynamo.config.patch(recompile_limit=3):  # behind which Dynamo gives up
+        yield made
 
 
 def other(module: nn.Module) -> dict[str, Tensor]:

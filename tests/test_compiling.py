@@ -1,14 +1,13 @@
 """fastconv.compile and fastconv.export with Inductor behind them: few and tiny, for each compiles C++."""
 
 import json
-import os
 import random
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import processes
 import pytest
 import torch
 import torch.nn.functional as F
@@ -133,10 +132,7 @@ def test_training_and_a_warm_cache():
     slope = str(0.1 + random.SystemRandom().random() / 2)
 
     def run() -> list[int]:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        result = subprocess.run(
-            [sys.executable, "-c", WARM, slope], capture_output=True, text=True, env=environment, cwd=ROOT
-        )
+        result = processes.run(WARM, slope)
         assert result.returncode == 0, result.stderr[-3000:]
         return list(json.loads(result.stdout.splitlines()[-1]))
 
@@ -186,9 +182,7 @@ def test_an_exported_package_runs_in_cpp_and_in_python(tmp_path):
         return m.wide(F.relu(m.wide_norm(torch.cat([x, m.a(F.relu(m.norm(x)))], 1))))
 
     model, x = ranged(forward).eval(), picture()
-    # PyTorch's headers are read for two files: precompiled they would be, too, with more work for each.
-    with torch._inductor.config.patch({"aot_inductor.precompile_headers": False}):
-        report = fastconv.export(model, (x,), tmp_path / "model.pt2", algorithm="implicit_gemm", precision="fp32")
+    report = fastconv.export(model, (x,), tmp_path / "model.pt2", algorithm="implicit_gemm", precision="fp32")
     found = ["conv+bn+silu+cat", "bn+relu+conv+cat", "bn+relu+conv"]
     assert [(row.fused, row.algorithm) for row in report.rows] == [(each, "implicit_gemm") for each in found]
     assert report.concatenations == {"": 1}

@@ -2,14 +2,14 @@
 
 import itertools
 import logging
+import os
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import harness
 import numpy as np
+import processes
 import pytest
 import torch
 import torch.nn.functional as F
@@ -391,12 +391,7 @@ print(fastconv.last_call()["algorithm"])
     ],
 )
 def test_environment(variables, arguments, expected):
-    import os
-
-    code = ENVIRONMENT.format(arguments=arguments)
-    run = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True, check=False
-    )
+    run = processes.run(ENVIRONMENT.format(arguments=arguments), environment={**os.environ, **variables})
     assert expected in run.stdout + run.stderr
 
 

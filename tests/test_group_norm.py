@@ -51,7 +51,9 @@ def test_it_is_the_norm(sizes: tuple[int, ...], groups: int, layout: str, dtype:
     PyTorch's for the CPU cancel."""
     ours = device == "cuda" and layout == "nhwc"
     generator = torch.Generator().manual_seed(sum(sizes))
-    for scale, offset in ((1.0, 0.0), (3.0, (100.0 if dtype == torch.float32 else 4.0) * ours), (1e-3, 0.0)):
+    far = 100.0 if dtype == torch.float32 else 4.0
+    ranges = (1.0, 0.0), (3.0, far * ours), (1e-3, 0.0)
+    for scale, offset in ranges if device == "cuda" else ranges[1:2]:
         x = (torch.randn(sizes, generator=generator) * scale + offset).to(dtype)
         weight, bias = ((torch.randn(sizes[1], generator=generator) + 1).to(dtype) for _ in range(2))
         bound = error_bound(x, groups, dtype) * (weight.double().abs().amax() + bias.double().abs().amax() + 1)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 
@@ -33,9 +34,11 @@ def package(folder: Path, *libraries: str) -> Path:
 def import_error(cwd: Path, *path: Path) -> str:
     """What `python -c "import fastconv"` ends with there."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "FASTCONV_CACHE_DIR": ""}
-    run = subprocess.run(
-        [sys.executable, "-c", "import fastconv"], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", "import fastconv"]
+    return error_of(subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True))
+
+
+def error_of(run: subprocess.CompletedProcess[str]) -> str:
     assert run.returncode == 1
     last = run.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: "), run.stderr
@@ -94,7 +97,7 @@ def test_a_library_that_cannot_be_loaded_names_both_sides(tmp_path: Path, librar
     code = (built.FOLDER / library).read_bytes()
     assert good in code
     (folder / library).write_bytes(code.replace(good, bad))
-    said = import_error(tmp_path)
+    said = error_of(processes.run("import fastconv", cwd=tmp_path, path=[str(tmp_path), *sys.path]))
     assert str(folder / library) in said or str(folder / "_C") in said
     assert reason in said
     assert "built with torch 2.77.0 on glibc 9.9" in said
@@ -104,14 +107,10 @@ def test_a_library_that_cannot_be_loaded_names_both_sides(tmp_path: Path, librar
 
 def run_installed(folder: Path, cwd: Path, code: str) -> subprocess.CompletedProcess[str]:
     """Runs `code` as an installed script: Python looks for packages in its folder and in `folder`, not in `cwd`."""
-    script = folder / "bin" / "script"
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(code)
     environment = {name: value for name, value in os.environ.items() if name != "FASTCONV_COMMIT"}
-    return subprocess.run(
-        [sys.executable, str(script)], cwd=cwd, env=environment | {"PYTHONPATH": str(folder)},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    elsewhere = (each for each in sys.path if each and not (Path(each) / "benchmarks").is_dir())  # not this tree
+    path = [str(folder / "bin"), str(folder), *elsewhere]
+    return processes.run(code, environment=environment | {"PYTHONPATH": str(folder)}, cwd=cwd, path=path)
 
 
 # Each of them in a process of its own would spend its time importing torch.

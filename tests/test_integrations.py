@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import itertools
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import processes
 import pytest
 import torch
 import torch.nn.functional as F
@@ -61,23 +61,20 @@ def swapped(model: nn.Module) -> nn.Module:
 # --- Registration
 
 
-def in_a_new_process(code: str) -> str:
-    run = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
-
-
 @pytest.mark.parametrize("first", ["fastconv", "torch.utils.flop_counter, torch.distributed.tensor"])
 def test_the_order_of_imports_does_not_matter(first: str) -> None:
     """And importing fastconv imports none of them."""
     code = f"""
+import warnings
+warnings.simplefilter("error", UserWarning)
 import sys, {first}
 assert {first != "fastconv"} or not set({LATE}) & set(sys.modules)
 import fastconv, torch.utils.flop_counter, torch.distributed.tensor as t
 assert fastconv.ops.conv2d_op.overloadpacket in torch.utils.flop_counter.flop_registry
 assert fastconv.ops.conv2d_op in t.DTensor._op_dispatcher.sharding_propagator.op_to_schema_info
 """
-    in_a_new_process(code)
+    run = processes.run(code)
+    assert run.returncode == 0, run.stderr
 
 
 def test_what_cannot_be_registered_is_said_and_stops_no_import(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from layers import DEVICES, assert_alike, exact, relative_error
+from layers import DEVICES, assert_alike, exact, relative_error, turns
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -30,7 +30,9 @@ GEOMETRIES = list(itertools.product((1, 2), (0, 1, 3), (1, 2), (1, 2, 16)))  # s
 @pytest.mark.parametrize("dtype", BOUNDS, ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
 def test_every_geometry(algorithm: str, dtype: torch.dtype, format: str, device: str) -> None:
-    for (stride, padding, dilation, groups), kernel in itertools.product(GEOMETRIES, (1, 3)):
+    cases = itertools.product(GEOMETRIES, (1, 3))
+    parity = list(BOUNDS).index(dtype), list(FORMATS).index(format), ["auto", "implicit_gemm", "torch"].index(algorithm)
+    for (stride, padding, dilation, groups), kernel in turns(cases, device, *parity):
         layer = nn.Conv2d(16, 32, kernel, stride, padding, dilation, groups, kernel == 3, device=device, dtype=dtype)
         layer.to(memory_format=FORMATS[format])
         fastconv.swap_(layer, algorithm=algorithm, precision="fp32")

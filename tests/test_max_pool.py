@@ -12,7 +12,19 @@ import torch
 import torch._inductor.lowering  # a decomposition of PyTorch's needs it
 import torch.nn.functional as F
 from fusing import Function, check, codes, parts, sequence
-from harness import ALGORITHMS, CLASSES, DEVICES, LAYOUTS, OWN, Epilogue, hostile, make_case, supported, yardstick
+from harness import (
+    ALGORITHMS,
+    CLASSES,
+    DEVICES,
+    LAYOUTS,
+    OWN,
+    Epilogue,
+    hostile,
+    make_case,
+    shared,
+    supported,
+    yardstick,
+)
 from harness import conv2d as run
 from layers import relative_error
 from rewriting import OURS, compiled
@@ -63,7 +75,7 @@ def test_many_shapes(algorithm, layout, cls, device):
     shapes += [CHUNKS] * (algorithm in INSIDE)
     wrong = []
     with poisoned_memory():
-        for i, shape in enumerate(supported(algorithm, shapes, cls, layout, device)):
+        for i, shape in enumerate(shared(algorithm, shapes, cls, layout, device)):
             case = make_case(shape, cls, layout, device, POOLED[i % len(POOLED)])
             output = run(case, algorithm, cls)
             assert output.shape == (shape.n, shape.k, shape.p // 2, shape.q // 2)

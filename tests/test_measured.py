@@ -2,10 +2,9 @@
 
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import processes
 import pytest
 import torch
 from choices import CPU, PROBLEM, SIZES, W, X, activate, choice, other_than, ran
@@ -141,10 +140,7 @@ def test_explain_info_and_result_files_say_so(cache_folder, tmp_path):
 
 
 def in_a_process(code, cache_folder):
-    run = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "FASTCONV_CACHE_DIR": str(cache_folder)}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+    run = processes.run(code, environment={**os.environ, "FASTCONV_CACHE_DIR": str(cache_folder)})
     assert run.returncode == 0, run.stderr
     return run
 

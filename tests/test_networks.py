@@ -4,7 +4,9 @@ import contextlib
 import functools
 import math
 import time
+import types
 
+import processes
 import pytest
 import torch
 from test_benchmarks import layer_row
@@ -301,8 +303,10 @@ def test_bench_counts_the_layers_that_ran_on_ours(mode, algorithm, ours):
     assert (row["swapped"], row["ours"], row["total"]) == (20, ours, 20)
 
 
-def test_compiled_peers(tmp_path):
+def test_compiled_peers(monkeypatch):
     """Each form compiles its own network: with other options it is other code."""
+    forked = types.SimpleNamespace(get_context=lambda method: processes.FORKS)  # begins with torch imported
+    monkeypatch.setattr(forms, "multiprocessing", forked)
     peers = ["torch_eager", "compile_default", "frozen_default"]
     (row,) = bench_one(["eager"], peers, network="lenet5", image=28, layouts=["nchw"], compile_workers=1)
     assert row["failures"] == {}

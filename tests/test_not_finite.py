@@ -65,9 +65,10 @@ LARGE = [
     Shape(133, 136, 14, 14, 8, 3, 3, padding=(1, 1)),
     Shape(267, 8, 7, 7, 72, 3, 3, padding=(1, 1)),
 ]
-# The CPU's kernels compute every class in FP32 arithmetic.
+# The CPU's kernels compute every class in FP32 arithmetic, without scales: maps of a few tiles will do.
+SMALLER = [replace(shape, h=min(shape.h, 13), w=min(shape.w, 11)) for shape in SHAPES]
 PLACES = [
-    *(pytest.param(shape, cls, "cpu", id=f"{shape}-{cls}-cpu") for shape in SHAPES for cls in ("fp32", "bf16")),
+    *(pytest.param(shape, cls, "cpu", id=f"{shape}-{cls}-cpu") for shape in SMALLER for cls in ("fp32", "bf16")),
     *(pytest.param(shape, cls, "cuda", id=f"{shape}-{cls}-cuda", marks=pytest.mark.skipif(
         not torch.cuda.is_available(), reason="needs a CUDA device")) for shape in SHAPES + LARGE for cls in CLASSES),
 ]  # fmt: skip
@@ -172,7 +173,7 @@ def test_what_is_not_finite_stays_where_it_is_read(shape, cls, operand, device):
 def test_every_algorithm_is_among_them(algorithm, cls):
     if cls not in ALGORITHMS[algorithm]["accuracy"]:
         pytest.skip(f"{algorithm} does not offer class {cls}")
-    assert any(not refusal(algorithm, shape, cls, "nchw", "cpu") for shape in SHAPES)
+    assert any(not refusal(algorithm, shape, cls, "nchw", "cpu") for shape in SMALLER)
 
 
 @pytest.mark.parametrize("operand", ["input", "weight"])

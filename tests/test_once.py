@@ -1,9 +1,8 @@
 """On a CPU whose rates nobody has measured, `auto` measures each problem at its first call."""
 
 import os
-import subprocess
-import sys
 
+import processes
 import pytest
 import torch
 import torch.nn.functional as F
@@ -116,7 +115,7 @@ def test_a_process_with_the_variable_measures():
         "print(once.wanted, len(measured.choices()))"
     )
     environment = {**os.environ, "FASTCONV_MEASURE": "1", "FASTCONV_CACHE_DIR": ""}
-    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    ran = processes.run(script, environment=environment)
     assert ran.stdout.strip() == "True 1", ran.stderr
 
 

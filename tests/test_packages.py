@@ -35,7 +35,7 @@ def _timm(name: str, **arguments: Any) -> Case:
 
 
 def _byob(name: str) -> Case:
-    """A model of timm's built of blocks, two of a stage at most."""
+    """A model of timm's built of blocks: its first two stages, with two blocks at most."""
 
     def short(stage: Any) -> Any:
         return stage[:2] if isinstance(stage, list) else dataclasses.replace(stage, d=min(stage.d, 2))
@@ -44,7 +44,7 @@ def _byob(name: str) -> Case:
         import timm
         from timm.models.byobnet import model_cfgs
 
-        blocks = tuple(map(short, model_cfgs[name].blocks))
+        blocks = tuple(map(short, model_cfgs[name].blocks[:2]))
         return timm.create_model(name, pretrained=False, num_classes=7, blocks=blocks)
 
     return Case(make, (2, 3, 64, 64))
@@ -65,19 +65,23 @@ def _regnet() -> nn.Module:
     return RegNet(RegNetCfg(w0=24, wa=36, wm=1.7, group_size=8, depth=5), num_classes=7)
 
 
-def _torchvision(name: str) -> Case:
-    def make() -> nn.Module:
-        import torchvision
+def _mobilenet() -> nn.Module:
+    """Of each kind of MobileNetV3's blocks: with squeeze-and-excitation and without, ReLU and hard swish, a sum."""
+    from torchvision.models.mobilenetv3 import InvertedResidualConfig as Block
+    from torchvision.models.mobilenetv3 import MobileNetV3
 
-        return torchvision.models.get_model(name, weights=None, num_classes=7)
-
-    return Case(make, (2, 3, 64, 64))
+    settings = [
+        Block(16, 3, 16, 16, True, "RE", 2, 1, 1.0), Block(16, 3, 72, 24, False, "RE", 2, 1, 1.0),
+        Block(24, 3, 88, 24, False, "RE", 1, 1, 1.0), Block(24, 5, 96, 40, True, "HS", 2, 1, 1.0),
+        Block(40, 5, 240, 40, True, "HS", 1, 1, 1.0),
+    ]  # fmt: skip
+    return MobileNetV3(settings, last_channel=64, num_classes=7)
 
 
 def _densenet() -> nn.Module:
     from torchvision.models import DenseNet
 
-    return DenseNet(growth_rate=16, block_config=(3, 3, 3, 2), num_init_features=32, num_classes=7)
+    return DenseNet(growth_rate=16, block_config=(3, 2), num_init_features=32, num_classes=7)
 
 
 def _vae() -> nn.Module:
@@ -131,7 +135,7 @@ CASES = {
     "timm_repvgg": _byob("repvgg_a0"),
     "timm_mobileone": _byob("mobileone_s0"),
     "torchvision_densenet": Case(_densenet, (2, 3, 64, 64)),
-    "torchvision_mobilenet": _torchvision("mobilenet_v3_small"),
+    "torchvision_mobilenet": Case(_mobilenet, (2, 3, 64, 64)),
     "diffusers_vae_decoder": Case(_vae, (1, 4, 8, 8), lambda model, x: model.decode(x).sample),
     "diffusers_unet": Case(_unet, (2, 4, 16, 16), _conditioned),
     "transformers_segformer": Case(_segformer, (2, 3, 64, 64), lambda model, x: model(x).logits),

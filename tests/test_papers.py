@@ -52,6 +52,7 @@ def test_the_networks_have_these_layers():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.usefixtures("forked_workers")
 def test_a_survey_goes_on_where_it_ended(options, monkeypatch, workers):
     monkeypatch.setattr(cuconv, "LAYERS", TINY)
     options = replace(options, batches=[1, 2], workers=workers)
@@ -273,6 +274,7 @@ def test_the_parts_of_a_source_share_the_time(options, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(textbook, "LAYERS", TINY)
     monkeypatch.setattr(single_image, "LAYERS", TINY)
+    monkeypatch.setattr(lenet5, "trained", lambda size, epochs: lenet5.LeNet5(size))
     for name in ("textbook", "single_image", "lenet5"):
         for document in papers.run(name, replace(options, budget_s=-1.0)).values():
             assert document["rows"] == []

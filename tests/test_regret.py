@@ -113,6 +113,7 @@ def test_resuming_measures_only_what_is_not_held(tmp_path, monkeypatch):
     assert document["missing"] == ["2 problems: the time was over"]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_two_workers_measure_every_problem_once(tmp_path):
     path, strided = tmp_path / "regret.json", problems.Problem(**{**vars(SMALL), "stride": (2, 1)})
     others = [problems.Problem(**{**vars(SMALL), "direction": direction}) for direction in problems.PASSES[1:]]

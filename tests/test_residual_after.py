@@ -12,7 +12,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fusing import Function, check, codes, fuse_quietly, norm, parts, sequence
-from harness import ALGORITHMS, CLASSES, DEVICES, LAYOUTS, OWN, Epilogue, activated, make_case, supported, yardstick
+from harness import (
+    ALGORITHMS,
+    CLASSES,
+    DEVICES,
+    LAYOUTS,
+    OWN,
+    Epilogue,
+    activated,
+    make_case,
+    shared,
+    supported,
+    yardstick,
+)
 from harness import conv2d as run
 from layers import relative_error
 from rewriting import check as check_rewritten
@@ -51,7 +63,7 @@ def test_many_shapes(algorithm, layout, cls, device):
     step = 4 if device == "cpu" else 1
     wrong = []
     with poisoned_memory():
-        for i, shape in enumerate(supported(algorithm, SMALL[::step], cls, layout, device)):
+        for i, shape in enumerate(shared(algorithm, SMALL[::step], cls, layout, device)):
             case = make_case(shape, cls, layout, device, AFTER[i % len(AFTER)])
             found = yardstick(case, cls).violations(run(case, algorithm, cls), algorithm, cls)
             wrong += [f"{shape} {case.epilogue}: {text}" for text in found]

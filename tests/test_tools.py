@@ -367,11 +367,18 @@ def test_sanitize_takes_no_empty_line_for_a_report():
     assert len(sanitize.reports_of(RACE)) == 1
 
 
-def test_sanitize_names_tests_that_exist():
+def test_sanitize_names_tests_that_exist(monkeypatch):
     runs = sanitize.runs(["memcheck"], [])
     files = sorted({run.test.split("::")[0] for run in runs})
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "sanitize", "-o", "addopts=", *files]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    listed: list[str] = []
+
+    class Listing:
+        def pytest_collection_finish(self, session):
+            listed.extend(item.nodeid for item in session.items)
+
+    options = ["--collect-only", "-q", "-m", "sanitize", "-o", "addopts=", "--rootdir", str(ROOT)]
+    monkeypatch.chdir(ROOT)
+    assert pytest.main([*options, *files], [Listing()]) == 0
     for run in runs:
         parts = run.keyword.split(" and ")
         assert any(line.startswith(run.test) and all(part in line for part in parts) for line in listed), run

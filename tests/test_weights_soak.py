@@ -35,7 +35,7 @@ def wrong(document: results.Document) -> int:
 
 
 def test_every_eager_mode(soak: Callable[..., results.Document], tmp_path: Path) -> None:
-    document = soak(EAGER, steps=200)
+    document = soak(EAGER, steps=120)
     assert document["failed"] == []
     assert results.read(tmp_path / "soak.json")["suite"] == "soak_weights_cpu"
     rows = document["rows"]
@@ -55,11 +55,11 @@ def test_the_same_for_a_seed(soak: Callable[..., results.Document]) -> None:
 def test_frozen_compilation(soak: Callable[..., results.Document], monkeypatch: pytest.MonkeyPatch) -> None:
     """As tests/test_compiled_again.py, without Inductor's code."""
     monkeypatch.setattr(inductor, "compile_graph", lambda graph, *_: copy.deepcopy(graph).forward)
-    document = soak(["compiled_frozen"], steps=30, classes=["fp32"])
+    document = soak(["compiled_frozen"], steps=12, classes=["fp32"])
     assert wrong(document) == 0
     assert any(row["old"] for row in document["rows"])
     monkeypatch.setattr(fastconv, "refresh", lambda model: None)
-    assert wrong(soak(["compiled_frozen"], steps=30, classes=["fp32"])) > 0
+    assert wrong(soak(["compiled_frozen"], steps=12, classes=["fp32"])) > 0
 
 
 def test_exported(soak: Callable[..., results.Document]) -> None:
@@ -83,7 +83,7 @@ def test_a_broken_promise_is_found(
 ) -> None:
     mode, broken = BREAKS[name]
     broken(monkeypatch)
-    document = soak([mode], steps=200, classes=["fp32"])
+    document = soak([mode], steps=60, classes=["fp32"])
     assert wrong(document) > 0
     assert document["failed"][0].startswith(mode)
     assert "times the bound" in document["failed"][0]

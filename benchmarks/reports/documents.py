@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from benchmarks.harness.results import CLASSES, TRAINING_CLASSES, Document, files, path_of, read
@@ -67,7 +67,18 @@ def commits(results: Path, gpu: str) -> dict[str, list[str]]:
 
 
 def _documents(results: Path, gpu: str) -> dict[str, Document]:
-    return {suite: read(path) for suite, path in files(results / gpu).items()}
+    return {suite: _read(path) for suite, path in files(results / gpu).items()}
+
+
+def _read(path: Path) -> Document:
+    """To be drawn, not to be changed: many regions are of one file, which is parsed and judged once."""
+    found = path.stat()
+    return _content(path, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@cache
+def _content(path: Path, *_: int) -> Document:
+    return read(path)
 
 
 def _paths(results: Path, gpu: str, suite: str) -> list[Path]:
@@ -76,7 +87,7 @@ def _paths(results: Path, gpu: str, suite: str) -> list[Path]:
 
 
 def _found(results: Path, gpu: str, suite: str) -> Document | None:
-    return next((read(path) for path in _paths(results, gpu, suite) if path.exists()), None)
+    return next((_read(path) for path in _paths(results, gpu, suite) if path.exists()), None)
 
 
 def region(name: str, results: Path) -> str:
@@ -213,7 +224,10 @@ def main(root: Path | str = ".", results: Path | str | None = None, check: bool 
             changed.append(path)
             if not check:
                 path.write_text(new)
-    return changed if check else changed + _draw(shown, figures(source), root / FIGURES)
+    if not check:
+        changed += _draw(shown, figures(source), root / FIGURES)
+    _content.cache_clear()  # hundreds of megabytes
+    return changed
 
 
 def _draw(shown: set[str], known: dict[str, Callable[[Path], None]], folder: Path) -> list[Path]:

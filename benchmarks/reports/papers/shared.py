@@ -6,6 +6,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from benchmarks.harness.results import Document, Row
 from benchmarks.layers.sets import FFMA_FLOPS, bandwidth_of
@@ -33,6 +34,7 @@ def chosen(files: Mapping[str, File]) -> dict[str, File]:
     next one's, as a whole: no table mixes two GPUs, or shows a half where there is a whole."""
 
     def view(gpu: str) -> File:
+        @cache  # several sentences of a region are of one file
         def file(suite: str) -> Document | None:
             document = files[gpu](suite)
             if document is None or len(files) == 1:
