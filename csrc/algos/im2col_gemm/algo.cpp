@@ -174,8 +174,10 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   if (chunk.unrolls) {
     const bool windows = problem.layout == Layout::nchw && problem.groups == 1 && problem.r * problem.s > 1;
     const double nchw = !windows ? 1.0 : half ? own::unroll_half_nchw : own::unroll_nchw;
-    const double clocks =
-        nchw * (problem.c <= 4 ? own::unroll_few_channels : 1.0) * (half ? own::unroll_half : own::unroll);
+    // Windows that share no pixel: each element is read once.
+    const bool apart = problem.stride_h >= problem.r && problem.stride_w >= problem.s && problem.r * problem.s > 1;
+    const double first = problem.c > 4 ? 1.0 : apart ? own::unroll_apart : own::unroll_few_channels;
+    const double clocks = nchw * first * (half ? own::unroll_half : own::unroll);
     unroll_us = clocks_us(clocks * pixels * depth / device.processors, device);
   }
   plan.cost_us =

@@ -147,8 +147,11 @@ double output_bytes(const ConvProblem& problem) {
 
 // Depthwise layers that a launch bounds: cuDNN has kernels for them of half and of twice the time, and PyTorch's search
 // cannot tell which is which by timing each once. Of 22 that would take less than 6.5 us, 14 took 8.8 to 13.7
-// (docs/log/139-h200-one-commit.md): the mean.
-double with_luck_us(double us) { return us < 6.5 ? us + 3.0 : us; }
+// (docs/log/139-h200-one-commit.md), of four at 6.5 to 7 two took 14 (docs/log/151-single-kinds.md): the mean.
+double with_luck_us(double us) { return us < 7.0 ? us + 3.0 : us; }
+
+// Single pixels of half types: from 0.9 to 1.3 times the model's 8 us.
+constexpr double single_pixel_us = 0.7;
 
 // Dilated taps of tensor cores' kernels: known of two layers, dilations 2 and 36 (docs/log/139-h200-one-commit.md).
 double dilated_factor(const ConvProblem& problem) {
@@ -199,15 +202,22 @@ double cuda_cost_us(const ConvProblem& problem, const DeviceInfo& device) {
   // not.
   const bool odd_filters = tensor_cores && problem.groups == 1 && !is_nhwc(problem) && !product && !first &&
                            in_pieces(problem.c, problem) && !in_pieces(problem.k, problem) && problem.k > 16;
-  const double us =
-      (odd_filters ? own::odd_filters_nchw : 1.0) * times.us(turns * width * terms, products, input, output, device) +
-      (in_turn ? group_us * static_cast<double>(problem.groups) : 0.0);
+  // NCHW: a single filter of tensor cores, known of one layer in two classes (docs/log/151-single-kinds.md).
+  const bool single_filter =
+      tensor_cores && problem.groups == 1 && !is_nhwc(problem) && !product && !first && problem.k == 1;
+  const double whole_us = times.us(turns * width * terms, products, input, output, device);
+  const double us = (odd_filters     ? own::odd_filters_nchw * whole_us
+                     : single_filter ? times.launch + own::single_filter_nchw * (whole_us - times.launch)
+                                     : whole_us) +
+                    (in_turn ? group_us * static_cast<double>(problem.groups) : 0.0);
   // Of 9x9, known of one layer in three classes (docs/log/141-choices-of-the-other-passes.md).
   const double large = depthwise && is_nhwc(problem) && problem.r * problem.s > 49 ? 2.5 : 1.0;
   // Weights that are padded for tensor cores, in every call.
   const bool pads_weight = tensor_cores && problem.groups == 1 && !product && is_nhwc(problem) && is_unaligned(problem);
   const double weight_us = pads_weight ? memory_us(7.0 * weight_bytes(problem), 1.0, device) : 0.0;
-  return (depthwise && !half && is_nhwc(problem) ? with_luck_us(us) : us) * large + weight_us;
+  const bool single_pixel = half && problem.groups == 1 && product && problem.h * problem.w == 1;
+  return (depthwise && !half && is_nhwc(problem) ? with_luck_us(us) : us) * large + weight_us +
+         (single_pixel ? single_pixel_us : 0.0);
 }
 
 // What follows the convolution takes passes over the output: the bias (on CUDA, where cuDNN is not asked to add it, by

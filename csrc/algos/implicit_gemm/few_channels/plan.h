@@ -111,7 +111,9 @@ inline double cost_us(const Plan& plan, const ConvProblem& problem, const Device
   const double multiply = 9.0 * products + (split ? steps * filters * 8.0 : 0.0) + steps * limbs * (20.0 + filters);
   const double pairs = static_cast<double>(plan.patch_h * plan.pixel_pairs) / plan.threads();
   const double chunks = static_cast<double>(plan.lines * plan.line_chunks) / plan.threads();
-  const double stage = pairs * (floats ? 70.0 : 40.0) + chunks * 25.0 + 80.0;
+  // Of windows that share no pixel there is more to stage than to multiply (docs/log/151-single-kinds.md).
+  const double apart = problem.stride_w >= problem.s && problem.s > 1 ? 3.3 : 1.0;
+  const double stage = apart * (pairs * (floats ? 70.0 : 40.0) + chunks * 25.0) + 80.0;
   const double store = 150.0 + filters * 8.0 * (floats ? 5.0 : 3.0) * (plan.stores_vectors ? 1.0 : 3.0);
   const double clocks = multiply + stage + store;
 
