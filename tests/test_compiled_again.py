@@ -3,7 +3,9 @@
 import copy
 import json
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +83,86 @@ def test_it_is_compiled_again(name: str, graphs: list[Any]) -> None:
             assert relative_error(compiled(x), model(x)) < 1e-6
         assert len(graphs) == 2 * (again + 1)
         CHANGES[name](model, compiled)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("how", ["load_state_dict", "refresh"])
+def test_a_module_that_came_later_is_one_of_the_models(how: str, graphs: list[Any]) -> None:
+    model, x = Model().eval(), torch.randn(2, 3, 6, 5)
+    compiled = fastconv.compile(model, frozen=True)
+    compiled(x)
+    model.b = nn.Conv2d(8, 8, 1)
+    assert relative_error(compiled(x), model(x)) < 1e-6
+    if how == "refresh":
+        model.b.weight.data.mul_(3)
+        fastconv.refresh(model.b)
+    else:
+        model.b.load_state_dict(other(model.b))
+    assert relative_error(compiled(x), model(x)) < 1e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("inner", [torch.compile, fastconv.compile])
+def test_a_model_that_is_compiled_already(inner: Callable[..., Any], graphs: list[Any]) -> None:
+    model, x = Model().eval(), torch.randn(2, 3, 6, 5)
+    compiled = fastconv.compile(inner(model), frozen=True)
+    assert relative_error(compiled(x), model(x)) < 1e-6
+    model.load_state_dict(other(model))
+    assert relative_error(compiled(x), model(x)) < 1e-6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("frozen", [False, True])
+def test_without_dynamo_the_model_is_as_it_was(frozen: bool) -> None:
+    model, x = Model().eval(), torch.randn(2, 3, 6, 5)
+    before = dict(vars(model))
+    compiled = fastconv.compile(model, frozen=frozen, disable=True)
+    assert relative_error(compiled(x), model(x)) == 0
+    assert (vars(model), compiled.report.graphs) == (before, [])
+    for twin in (copy.deepcopy(compiled), pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert relative_error(twin(x), model(x)) == 0
+    compiled = fastconv.compile(torch.relu, frozen=frozen, disable=True)
+    assert relative_error(compiled(x), torch.relu(x)) == 0
+    assert not hasattr(torch.relu, "report")
+
+
+def test_inductors_switch_is_as_it_was_when_the_last_thread_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the switch is the process's, as in older PyTorch, whichever thread is the last."""
+    config = SimpleNamespace(freezing=False)
+    monkeypatch.setattr(torch._inductor, "config", config)
+    switch = fastconv.compiler._Switch()
+    assert not switch._is_of_a_thread
+    assert not config.freezing
+    first, second = switch.enter(), switch.enter()
+    switch.leave(first)
+    assert config.freezing
+    switch.leave(second)
+    assert not config.freezing
+
+
+def test_inductors_switch_is_a_threads(graphs: list[Any]) -> None:
+    from torch._inductor import config
+
+    switch, found = fastconv.compiler._Switch(), []
+    before = switch.enter()
+    thread = threading.Thread(target=lambda: found.append((switch.leave(switch.enter()), config.freezing)))
+    thread.start(), thread.join()
+    assert config.freezing
+    switch.leave(before)
+    assert not config.freezing
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (Model, {}, "model is a type; expected a torch.nn.Module or a function"),
+        (torch.relu, {"options": ["shape_padding"]}, "options is a list; expected a dict"),
+        (torch.relu, {"options": {"guard_filter_fn": 3}}, "guard_filter_fn is 3; expected a function"),
+    ],
+)
+def test_what_is_no_model_and_no_option(model: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        fastconv.compile(model, **options)
 
 
 @torch.no_grad()

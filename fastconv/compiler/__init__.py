@@ -3,7 +3,10 @@ into its graph, with batch norm, residual and activation inside them, and Induct
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import threading
+import weakref
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -36,6 +39,7 @@ class _Backend:
         self.asked = Asked(algorithm, precision, max_error, max_workspace)
         self.frozen, self.report = frozen, report
         self.codes: set[CodeType] = set()  # of which it has compiled something
+        self.model: weakref.ref[nn.Module] | None = None  # whose parameters are constants of what it compiles
         self.__name__ = "fastconv"
 
     def __call__(
@@ -45,6 +49,8 @@ class _Backend:
         from fastconv.compiler.inductor import compile_graph
 
         self.codes.update((TracingContext.get_traced_code() or [])[:1])
+        if self.model is not None and (model := self.model()) is not None:  # which may have other modules by now
+            frozen_code.register(model, self)
         return compile_graph(graph, inputs, self.asked, self.frozen, mode, options or {}, self.report)
 
     def forget(self) -> None:
@@ -55,7 +61,7 @@ class _Backend:
             remove_from_cache(self.codes.pop())
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"codes": set()}  # a copy has compiled nothing yet
+        return self.__dict__ | {"codes": set(), "model": None}  # a copy has compiled nothing yet
 
     def reset(self) -> None:
         """What torch.compiler.reset() calls."""
@@ -116,11 +122,16 @@ def compile(
     """
     if "backend" in torch_compile_options:
         raise TypeError("fastconv.compile has no backend to choose; use torch.compile")
-    if not callable(model):
+    if not callable(model) or isinstance(model, type):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module or a function")
     mode, options = map(torch_compile_options.get, ("mode", "options"))
-    if mode is not None or options:
-        inductors = {name: value for name, value in (options or {}).items() if name != _DYNAMOS_OPTION}
+    if options is not None and not isinstance(options, dict):
+        raise TypeError(f"options is a {type(options).__name__}; expected a dict")
+    inductors = dict(options or {})
+    guard_filter = inductors.pop(_DYNAMOS_OPTION, None)
+    if guard_filter is not None and not callable(guard_filter):
+        raise TypeError(f"{_DYNAMOS_OPTION} is {guard_filter!r}; expected a function of Dynamo's guards")
+    if mode is not None or inductors:
         torch._TorchCompileInductorWrapper(mode, inductors, None)  # which raises for those that it does not know
     ours = _Backend(algorithm, precision, max_error, max_workspace, frozen, RewriteReport())
     if frozen:  # a packing is of one size
@@ -133,16 +144,64 @@ def _compiled(model: Any, ours: _Backend, options: dict[str, Any]) -> Any:
         compiled: Any = torch.compile(model, backend=ours, **options | {"options": dict(options["options"])})
     else:
         compiled = torch.compile(model, backend=ours, **options)
-    if isinstance(model, nn.Module):
+    if compiled is model:  # Dynamo is disabled; what is returned has a report, and the caller's model has none
+        compiled = torch.compiler.disable(model)
+    is_module = isinstance(compiled, nn.Module)  # what is compiled of a compiled module is a function
+    if is_module:
         # Of the instance: where Dynamo traces a compiled module it knows PyTorch's class, and none made of that.
         compiled.__dict__["__reduce_ex__"] = lambda protocol: (_compiled, (model, ours, options))
-        if ours.frozen:
-            compiled.__dict__["forward"] = _freezing(compiled.forward)
-            frozen_code.register(model, ours)
+    if ours.frozen and is_module:
+        compiled.__dict__["forward"] = _freezing(compiled.forward)
     elif ours.frozen:
         compiled = _freezing(compiled)
+    if ours.frozen and isinstance(model, nn.Module):
+        ours.model = weakref.ref(model)
+        frozen_code.register(model, ours)
     compiled.__dict__["report"] = ours.report
     return compiled
+
+
+class _Switch:
+    """Inductor's `freezing`, on within. In torch 2.14 each thread has its own. Where it is the process's, it stays on
+    until the last thread has left, and is then as it was before the first one came."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._within, self._before = 0, False
+
+    @functools.cached_property
+    def _is_of_a_thread(self) -> bool:
+        from torch._inductor import config
+
+        before = config.freezing
+        contextvars.copy_context().run(setattr, config, "freezing", not before)
+        is_own: bool = config.freezing == before
+        config.freezing = before
+        return is_own
+
+    def enter(self) -> bool:
+        """Returns what `leave` is to be told."""
+        from torch._inductor import config
+
+        with self._lock:
+            before: bool = config.freezing
+            if not self._is_of_a_thread:
+                self._before = self._before if self._within else before
+                self._within += 1
+            config.freezing = True  # as config.patch, which takes four times as long, in every call
+        return before
+
+    def leave(self, before: bool) -> None:
+        from torch._inductor import config
+
+        with self._lock:
+            if not self._is_of_a_thread:
+                self._within -= 1
+                before = True if self._within else self._before
+            config.freezing = before
+
+
+_switch = _Switch()
 
 
 def _freezing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,13 +209,12 @@ def _freezing(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        from torch._inductor import config
-
-        before = config.freezing
-        config.freezing = True  # as config.patch, which takes four times as long, in every call
+        if torch.compiler.is_dynamo_compiling():  # within other compiled code, whose parameters are as it says
+            return function(*args, **kwargs)
+        before = _switch.enter()
         try:
             return function(*args, **kwargs)
         finally:
-            config.freezing = before
+            _switch.leave(before)
 
     return call
