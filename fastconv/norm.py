@@ -72,11 +72,15 @@ class Operand(nn.Module):
         super().__init__()
         shape = torch.broadcast_shapes(*(each.shape for each in constants if isinstance(each, Tensor)))
         self.dims, self.channels = len(shape), shape.numel()
+        self.others = {each.dtype for each in constants if isinstance(each, Tensor)} - {weight.dtype}
         self.register_buffer("like", weight.new_empty(shape), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
         like = self.like
-        if input.dtype != like.dtype and (self.dims > 0 or not input.is_floating_point()):  # numbers promote integers
+        if not input.is_floating_point():  # numbers promote integers, and so do tensors of no dimensions
+            for dtype in (like.dtype, *self.others):
+                input = input.to(torch.promote_types(input.dtype, dtype))
+        elif input.dtype != like.dtype and self.dims > 0:
             input = input.to(torch.promote_types(input.dtype, like.dtype))
         if input.dim() >= max(self.dims, 3) and self.channels in (1, input.shape[-3]):
             return input

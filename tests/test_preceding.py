@@ -156,6 +156,19 @@ def test_integers_keep_their_arithmetic() -> None:
             assert backend.parts == ["conv"]
 
 
+def test_a_number_of_another_type_makes_integers_of_that_type() -> None:
+    """Which the filters do not take."""
+    scale = torch.tensor(0.5, dtype=torch.float64)
+    model, x = Model(lambda m, x: m.pads(x * scale)).eval(), torch.randn(2, 6, 7, 5)
+    fused = fuse_quietly(model)
+    assert parts(fused) == ["scale+conv"]
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), model(x), rtol=1e-4, atol=1e-4)
+        for each in (model, fused):
+            with pytest.raises(RuntimeError):
+                each(torch.ones(2, 6, 7, 5, dtype=torch.uint8))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types(dtype: torch.dtype) -> None:
     model, x = Model(CASES["normalised"][0]).eval().to(dtype), torch.randn(2, 6, 7, 5).to(dtype)
