@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from benchmarks.harness.results import CLASSES, Document, Row
 from benchmarks.harness.runs import TF32, short_of
+from benchmarks.networks.forms import MODES
 from benchmarks.networks.parts import NAME as CUDNN_BEST
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
 
 OVERHEAD = dict.fromkeys(("vgg16", "resnet50", "yolov3"), 1.10)  # goals: a network's time over its convolutions alone
 OTHERS_OVERHEAD = 1.25
-MODES = ("eager", "compile", "compile_graph", "graph", "fused", "fused_graph")  # of ours, in the order of the tables
 IN_GRAPHS = ("compile", "compile_graph", "graph", "fused_graph")
 FULL_ROUNDS = 20  # of a time that stands in a table; of fewer is told
 # Who has a run of its own, or one of `networks`: suite -> what it is called, and its forms.

@@ -140,10 +140,9 @@ def compile(
 
 
 def _compiled(model: Any, ours: _Backend, options: dict[str, Any]) -> Any:
-    if options.get("options"):  # a copy, of which PyTorch takes what is Dynamo's
-        compiled: Any = torch.compile(model, backend=ours, **options | {"options": dict(options["options"])})
-    else:
-        compiled = torch.compile(model, backend=ours, **options)
+    its = options.get("options")
+    own = {} if its is None else {"options": dict(its)}  # of which PyTorch takes what is Dynamo's
+    compiled: Any = torch.compile(model, backend=ours, **options | own)
     if compiled is model:  # Dynamo is disabled; what is returned has a report, and the caller's model has none
         compiled = torch.compiler.disable(model)
     is_module = isinstance(compiled, nn.Module)  # what is compiled of a compiled module is a function
@@ -155,7 +154,7 @@ def _compiled(model: Any, ours: _Backend, options: dict[str, Any]) -> Any:
     elif ours.frozen:
         compiled = _freezing(compiled)
     if ours.frozen and isinstance(model, nn.Module):
-        ours.model = weakref.ref(model)
+        ours.model = weakref.ref(model)  # of which nothing is left at the first call if it is what compiled another
         frozen_code.register(model, ours)
     compiled.__dict__["report"] = ours.report
     return compiled
