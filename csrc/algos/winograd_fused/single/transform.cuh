@@ -145,16 +145,21 @@ __device__ __forceinline__ int guess_exponent(unsigned largest) {
 
 // From a sample of the first stage: of each image of a work tile 128 times 16 bytes; of a work tile of packed columns
 // 16 times of each tile. All warps find the same. left: tiles of the left segment.
+//
+// The first column that is looked at lies inside the input wherever a tile with a single output starts, so that a part
+// at an edge is not taken for zeros and repeated (docs/log/153-read-against-the-issues.md).
 template <typename T, Shape shape>
-__device__ __forceinline__ Exponents<shape> guess_exponents(const unsigned char* raw, int lane, int image, int left) {
+__device__ __forceinline__ Exponents<shape> guess_exponents(const Params<T>& params, const unsigned char* raw, int lane,
+                                                            int image, int left) {
   using Stage = single::Stage<T, shape>;
+  const int first_column = shape.images > 1 ? shape.tiles / 2 : max(1, params.pad_w);
   if constexpr (shape.packs_columns) {
     // Two tiles at a time, 4 rows of each.
     static_assert(shape.input_rows() > 3 * 4 + 1 && shape.tiles == 8);
     constexpr int tile_bytes = tile_outputs * raw_column_bytes;
     launder(lane);
     const int row = lane / 4 % 4 * 4 + 1, first = lane / 16;
-    raw += lane % 4 * 16 + 2 * raw_column_bytes;
+    raw += lane % 4 * 16 + first_column * raw_column_bytes;
     const unsigned char* other =
         raw + segment_bytes(left) + row * segment_row_bytes(shape.tiles - left) - left * tile_bytes;
     raw += row * segment_row_bytes(left);
@@ -171,7 +176,7 @@ __device__ __forceinline__ Exponents<shape> guess_exponents(const unsigned char*
     for (int i = 0; i < 2; ++i) largest[i] = __reduce_max_sync(~0u, largest[i]);
     return {{left > 0 ? guess_exponent(largest[0]) : 0, guess_exponent(largest[1])}};
   }
-  raw += (lane >> 2) * (shape.input_rows() / 8) * Stage::raw_row_bytes + shape.tiles / 2 * raw_column_bytes +
+  raw += (lane >> 2) * (shape.input_rows() / 8) * Stage::raw_row_bytes + first_column * raw_column_bytes +
          (lane & 3) * 16;
   unsigned found = 0;
 #pragma unroll
@@ -461,7 +466,7 @@ __device__ __forceinline__ void produce(const Params<T>& params, const CUtensorM
         synchronise<producer_barrier, producer_threads>();
       }
       if (stage == 0 && !retry) {
-        exponents = guess_exponents<T, shape>(raw, lane, image, left);
+        exponents = guess_exponents<T, shape>(params, raw, lane, image, left);
         if constexpr (shape.packs_columns) {  // what lies behind the last image is zero
           if (left_segment(params, find_work_tile<shape>(params, scheduler.number())).n >= params.n)
             exponents.of[0] = 0;
