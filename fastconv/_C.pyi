@@ -176,3 +176,4 @@ def packed_weight_bytes(algorithm: str, problem: ConvProblem, device: DeviceInfo
 built_with_cuda: bool
 cuda_architectures: str
 cuda_compiler: str
+close_costs: float

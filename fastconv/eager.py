@@ -277,6 +277,11 @@ def _complete(
 ) -> Tensor | None:  # fmt: skip
     """What a call of a layer's operator has left to Python, and that call again; None if neither is for here."""
     x, weight, bias, residual, *_, layer, mode = arguments
+    if ops.layer_status() == ops.STATUS_MEASURE:
+        once.measure(x, weight, bias, residual, key, precision)
+        y = forward(*(arguments := (*arguments[:-1], mode & ~ops.MEASURED)))
+        if y is not None:
+            return y
     while _prepared(state, layer, weight, key[4], precision):
         y = forward(*arguments)
         if y is not None:
@@ -292,7 +297,17 @@ def mode_of(state: LayerState, x: Tensor, weight: Tensor, precision: str, follow
         mode |= ops.FROZEN
     if follows or plain.is_of_class(x, precision):
         mode |= ops.ADMITS_TORCH
+    if once.is_wanted(x):
+        mode |= ops.MEASURED
     return mode
+
+
+def _recorded(mode: int, x: Tensor, weight: Tensor, bias: Tensor | None, key: Settings, precision: str) -> int:
+    """The mode of a call that autograd records, so that it cannot be repeated: what is to be measured is, first."""
+    trained = weight.requires_grad
+    if mode & ops.MEASURED:
+        once.measure(x, weight, bias, None, key, precision, once.passes_of(x) if trained else ("forward",))
+    return mode & ~ops.MEASURED | (ops.TRAINED if trained else 0)
 
 
 def infer(state: LayerState, key: Settings, precision: str, *arguments: Any) -> Tensor | None:
@@ -315,8 +330,6 @@ def convolve(
     is_batched = x.dim() != 3
     if not is_batched:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
-    if once.wanted is not False:
-        once.see(x, weight, bias, residual, key, precision)
     trained = weight.requires_grad
     mode = mode_of(state, x, weight, precision, follows)
     y: Tensor | None
@@ -324,8 +337,7 @@ def convolve(
         if not (torch.is_grad_enabled() and (trained or needs_gradient(x, bias, residual))):
             y = infer(state, key, precision, x, weight, bias, residual, layer, mode)
         elif residual is None and key[5] == "none" and not key[9]:
-            if trained:
-                mode |= ops.TRAINED
+            mode = _recorded(mode, x, weight, bias, key, precision)
             call = state.calls.get((layer, mode)) or state.new_call(layer, mode)
             y = ops.recorded_convolution(x, weight, bias, call)
             if not trained:
@@ -360,7 +372,8 @@ def trained_call(
             tensors = cast("cuda" if x.is_cuda else "cpu", *tensors)
     if any(tensor is not None and ops.dtype_name(tensor.dtype) == "other" for tensor in tensors):
         return None
-    layer, mode = state.layer_of(key), mode_of(state, x, weight, precision) | ops.TRAINED
+    layer, mode = state.layer_of(key), mode_of(state, x, weight, precision)
+    mode = _recorded(mode, *tensors, key, precision)
     names_own = state.resolved not in ("auto", "torch")
     if not names_own and ops.layer_left_to_torch(*tensors, layer, mode, x.requires_grad):
         layout = "nhwc" if ops.format_of(x, weight) == torch.channels_last else "nchw"

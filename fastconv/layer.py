@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from fastconv import failures, once, ops, settings
+from fastconv import failures, ops, settings
 from fastconv.eager import (
     InferredCall,
     LayerState,
@@ -35,6 +35,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
 _is_transformed = torch._C._are_functorch_transforms_active
 _is_autocast = torch._C._is_any_autocast_enabled
+_searches = torch._C._get_cudnn_benchmark
 _casts = {torch.float16: Tensor.half, torch.bfloat16: Tensor.bfloat16}  # half the way of `to`
 
 
@@ -131,7 +132,7 @@ class Layer(nn.Module):
         own, dtype = self.__dict__, x.dtype
         state = own["_fastconv"]
         # Where two calls differ in what is not asked here, what is kept of one serves the other, if not as fast.
-        asked = x.shape, dtype, ops.measured_generation, switches_of(x) if dtype is _float32 else None
+        asked = x.shape, dtype, ops.measured_generation, switches_of(x) if dtype is _float32 else None, _searches()
         known = state.trained.get(asked)
         if known is None:
             known = self._known_trained(x, weight, bias, asked)
@@ -169,7 +170,7 @@ class Layer(nn.Module):
         asked = (
             own["stride"], own["padding"], own["dilation"], own["groups"], own["output_padding"], epilogue, dtype,
             lower, x.device, state.frozen, weight.requires_grad,
-            settings.cuda_precision() if dtype is _float32 and x.is_cuda else None,
+            settings.cuda_precision() if dtype is _float32 and x.is_cuda else None, _searches(),
         )  # fmt: skip
         known = state.inferred
         if known is None or known[0] != asked:
@@ -192,7 +193,7 @@ class Layer(nn.Module):
         self, x: Tensor, weight: Tensor, bias: Tensor | None, asked: tuple[Any, ...]
     ) -> TrainedCall | None:
         """What is known of calls of which `_trained` asks this; None if each is `convolve`'s."""
-        if x.dim() != 4 or once.wanted is not False or not is_eager(x, weight, bias):
+        if x.dim() != 4 or not is_eager(x, weight, bias):
             return None
         found = self._known_key(x, BARE)
         call = None if found is None else trained_call(self._fastconv, x, weight, bias, *found)
@@ -205,7 +206,7 @@ class Layer(nn.Module):
     ) -> InferredCall | None:
         """What is known of calls of which `_inferred` asks this; None if each is `convolve`'s."""
         # A list may be written to, and is equal to itself all the while.
-        if once.wanted is not False or not all(map(is_constant, asked[:5])) or not is_eager(x, weight, bias, residual):
+        if not all(map(is_constant, asked[:5])) or not is_eager(x, weight, bias, residual):
             return None
         found = self._known_key(x, asked[5])
         if found is None:

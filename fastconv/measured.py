@@ -91,14 +91,15 @@ def load() -> None:
         _activate(found)
 
 
-def add(entries: Iterable[Choice]) -> None:
-    """Makes these the choices for their problems, here and in the file, which keeps what others have written meanwhile.
+def add(entries: Iterable[Choice], kept: bool = True) -> None:
+    """Makes these the choices for their problems, here and, unless they are not `kept`, in the file, which keeps what
+    others have written meanwhile.
 
     Raises OSError if the file cannot be written; here they count all the same."""
     new = {entry.key: entry for entry in entries}
     _activate(_choices | new)
-    if new:
-        _edit(lambda kept: kept.update(new))
+    if new and kept:
+        _edit(lambda known: known.update(new))
 
 
 def forget(device: str) -> int:

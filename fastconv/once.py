@@ -1,24 +1,29 @@
-"""On a CPU whose rates nobody has measured, one with neither AVX2 nor AVX-512, the cost model does not know what is
-fast. There `auto` measures: at the first call of each problem, the candidates that it takes for the two fastest and
-PyTorch's convolution. The choice is kept as `fastconv.tune`'s are (`fastconv.measured`).
+"""Where the cost model does not tell what is fast, `auto` may measure, once for each problem, when a layer, or
+`fastconv.conv2d` with a weight that it meets again, is called:
 
-Calls of layers, and of `fastconv.conv2d` with a weight that it meets again, come here; compiled code and gradients are
-planned by the cost model. FASTCONV_MEASURE=1 has every CPU measure, FASTCONV_MEASURE=0 none.
+- on a GPU, where `torch.backends.cudnn.benchmark` lets PyTorch search, too: those candidates that cost about as much as
+  the cheapest. The choice ends with the process, as PyTorch's does;
+- on a CPU whose rates nobody has measured, one with neither AVX2 nor AVX-512: the two cheapest candidates and PyTorch's
+  convolution. The choice is kept as `fastconv.tune`'s are (`fastconv.measured`).
+
+A call that trains its weight has the gradients measured, too. Compiled code is planned by the cost model, and by what
+was measured before. FASTCONV_MEASURE=1 measures on every device and keeps the choices, FASTCONV_MEASURE=0 never.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastconv import _C, measured, ops, settings, tuning
+from fastconv import _C, measured, ops, selection, settings, tuning
 from fastconv.ops.geometry import pair
 
-_CANDIDATES, _ROUNDS = 2, 3
-
-wanted: bool | None = settings.measure  # None: until a call asks, `is_unknown` does
+_searches: Any = torch._C._get_cudnn_benchmark
+_MOST_SEEN = 1 << 16  # programs may see ever new shapes
 _seen: set[tuple[Any, ...]] = set()
 
 
@@ -32,23 +37,37 @@ def is_unknown(device: torch.device) -> bool:
     return info.bandwidth_bytes_per_s == 0.0
 
 
-def see(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: tuple[Any, ...], precision: str
-) -> None:
-    """Measures a call, if it is one on the CPU for which `auto` is to choose, and its like has not been measured.
-    `key`: of `fastconv.eager`."""
-    global wanted
-    if wanted is None:
-        wanted = is_unknown(torch.device("cpu"))
+@functools.cache
+def _is_unknown_cpu() -> bool:
+    return is_unknown(torch.device("cpu"))
+
+
+def is_wanted(x: Tensor) -> bool:
+    """Whether calls with such an input are to be measured."""
+    if settings.measure is not None:
+        return settings.measure
+    if not x.is_cuda:
+        return _is_unknown_cpu()
+    return _searches() and not (torch._C._get_cudnn_deterministic() or torch._C._get_deterministic_algorithms())
+
+
+def measure(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, key: tuple[Any, ...], precision: str,
+    passes: Sequence[str] = ("forward",),
+) -> None:  # fmt: skip
+    """Measures passes of a call for which `auto` is to choose, unless its like has been. `key`: of `fastconv.eager`.
+    With a weight's gradient among them its forward pass packs the weight."""
     *_, output_padding = key
-    if not wanted or key[0] != "auto" or not x.is_cpu or output_padding is not None:
+    if key[0] != "auto" or output_padding is not None:
         return
     call = (
-        x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), bias is None, residual is None, key, precision,
-        torch.get_num_threads(),
+        x.device, x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), bias is None, residual is None, key,
+        precision, tuple(passes), torch.get_num_threads(), settings.switches.backend_flags,
     )  # fmt: skip
-    if call in _seen:
+    if call in _seen or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
+    if len(_seen) == _MOST_SEEN:
+        _seen.clear()
     _seen.add(call)
     _, stride, padding, dilation, groups, activation, slope, limits, after, max_pool, _ = key
     max_error, max_workspace = limits
@@ -60,10 +79,15 @@ def see(
             x.device, x.dtype, tuple(x.shape), tuple(weight.shape), tuple(pair("stride", stride)),
             tuple(pair("padding", padding)), tuple(pair("dilation", dilation)), groups, precision, ops.format_of(x),
             ops.format_of(weight), bias is not None, residual is not None, activation, slope, max_error, max_workspace,
-            after and residual is not None, max_pool,
+            after and residual is not None, max_pool, trained="backward_weight" in passes,
         )  # fmt: skip
-        problem = repr(convolution.problem())
+        problems = [each for each in map(convolution.in_pass, passes) if each.key not in measured.choices()]
     except (RuntimeError, ValueError):  # the call itself says what is wrong with it
         return
-    if (measured.device_name(x.device), problem, "forward") not in measured.choices():
-        tuning.measure_one(convolution, _CANDIDATES, _ROUNDS)
+    for each in problems:
+        tuning.measure_quickly(each, kept=settings.measure is True or x.is_cpu)
+
+
+def passes_of(x: Tensor) -> list[str]:
+    """What is to be measured of a call that trains its weight."""
+    return [pass_ for pass_ in selection.PASSES if pass_ != "backward_input" or x.requires_grad]

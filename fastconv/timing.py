@@ -118,15 +118,15 @@ class L2Flush:
         torch.amax(self._read, dim=0, out=self._sink)
 
 
-def estimate(contenders: Mapping[str, Contender], device: torch.device) -> Measurement:
-    """What a call of each takes: on CUDA the least of three from cold caches, each put behind other work of the GPU, so
+def estimate(contenders: Mapping[str, Contender], device: torch.device, samples: int = 3) -> Measurement:
+    """What a call of each takes: on CUDA the least of some from cold caches, each put behind other work of the GPU, so
     that no gap between the host's launches is in it; one call where that is long. Its quartiles are the same number."""
     result = Measurement()
     flush = L2Flush(device) if device.type == "cuda" else lambda: None
     for name, call in contenders.items():
         us: list[float] = []
         try:
-            while len(us) < 3 and (not us or us[0] < SLOW_US):
+            while len(us) < samples and (not us or us[0] < SLOW_US):
                 for _ in range(_AHEAD):
                     flush()
                 us.append(once(call, device)[1])

@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,20 @@ from fastconv.reports import json_text, plain_table
 
 __all__ = ["Convolution", "TuneReport", "TuneRow", "tune"]
 
+_Calls = Mapping[str, Callable[[], object]]
+
+
+class _Timer(Protocol):
+    def __call__(self, calls: _Calls, *, few_rounds: Sequence[str]) -> timing.Measurement: ...
+
+
 # The cost model's choice stays where nothing is faster by more than the noise: it does not change from run to run.
 NOISE = 0.01
+QUICK_NOISE = 0.03  # of few rounds
+
+# What is measured at a call.
+_CPU_CANDIDATES = 2  # beside PyTorch's
+_CLOSE_CANDIDATES = 4
 
 
 @dataclass(frozen=True)
@@ -385,8 +397,11 @@ def measure(
     try:
         for seed, (key, convolution) in enumerate(forms.items()):
             device, problem, pass_ = key
-            planned, algorithm, us, failures = _measure(convolution, rounds, seed)
+            time = functools.partial(timing.measure, device=convolution.device, rounds=rounds, seed=seed)
+            planned, algorithm, us, failures = _measure(convolution, _candidates(convolution), time, NOISE)
             rows.append(TuneRow(device, problem, calls[key], planned, algorithm, us, failures, pass_))
+            if convolution.device.type == "cuda":
+                torch.cuda.empty_cache()
             progress(rows[-1], len(rows), len(forms))
     finally:
         measured.add(
@@ -398,47 +413,59 @@ def measure(
     return TuneReport(tuple(rows), None if file is None else str(file))
 
 
-def measure_one(convolution: Convolution, candidates: int, rounds: int) -> None:
-    """Measures so many of the candidates, those that the cost model takes for the fastest, and PyTorch's convolution;
-    the choice is kept in the file, too, if that can be written."""
-    _, algorithm, us, _ = _measure(convolution, rounds, 0, candidates)
-    if algorithm is not None:
-        device, problem, pass_ = convolution.key
-        choice = measured.Choice(device, problem, algorithm, us, pass_)
-        with contextlib.suppress(OSError):
-            measured.add([choice])
+def measure_quickly(convolution: Convolution, kept: bool) -> None:
+    """Measures those candidates that the cost model does not tell from the fastest, with few rounds, and makes the
+    choice `auto`'s where there are several. kept: in the file, too, if that can be written."""
+    device, rows = convolution.device, _candidates(convolution)
+    if device.type == "cpu":
+        rows = [row for i, row in enumerate(rows) if i < _CPU_CANDIDATES or row["algorithm"] == "torch"]
+        time: _Timer = functools.partial(timing.measure, device=device, rounds=3)
+    else:
+        # Somewhat more than the planner's own doubt, which has a preference among them (csrc/plan/registry.h).
+        rows = [row for row in rows[:_CLOSE_CANDIDATES] if row["cost_us"] <= 1.1 * _C.close_costs * rows[0]["cost_us"]]
+
+        def time(calls: _Calls, *, few_rounds: Sequence[str]) -> timing.Measurement:
+            return timing.estimate(calls, device, samples=5)
+
+    if len(rows) < 2:
+        return
+    planned, algorithm, us, _ = _measure(convolution, rows, time, QUICK_NOISE)
+    choice = measured.Choice(*convolution.key[:2], algorithm or planned, us, convolution.pass_)
+    with contextlib.suppress(OSError):
+        measured.add([choice], kept)
+
+
+def _candidates(convolution: Convolution) -> list[dict[str, Any]]:
+    """What `auto` may take, the cheapest first."""
+    every = selection.candidates(convolution.pass_, convolution.problem(), ops.device_info(convolution.device))
+    # PyTorch's alone where none is within the class: what `auto` takes then.
+    rows = [row for row in every if row["auto_eligible"]] or [row for row in every if row["algorithm"] == "torch"]
+    return sorted(rows, key=lambda row: float(row["cost_us"]))
 
 
 def _measure(
-    convolution: Convolution, rounds: int, seed: int, most: int | None = None
+    convolution: Convolution, rows: Sequence[Mapping[str, Any]], time: _Timer, noise: float
 ) -> tuple[str, str | None, dict[str, float], dict[str, str]]:
-    """(what the cost model takes, what was measured to be the fastest, medians, failures); `most`: of the candidates,
-    so many beside PyTorch's"""
+    """(what the cost model takes, what of `rows` was measured to be the fastest, medians, failures). noise: what is
+    planned stays, if nothing is faster by more."""
     device = convolution.device
-    asked = convolution.pass_, convolution.problem(), ops.device_info(device)
-    every = selection.candidates(*asked)
-    # PyTorch's alone where none is within the class: what `auto` takes then.
-    rows = [row for row in every if row["auto_eligible"]] or [row for row in every if row["algorithm"] == "torch"]
-    rows.sort(key=lambda row: row["cost_us"])
-    rows = [row for i, row in enumerate(rows) if most is None or i < most or row["algorithm"] == "torch"]
-    planned, failures = _C.choose_by_cost(*asked), dict[str, str]()
+    planned = _C.choose_by_cost(convolution.pass_, convolution.problem(), ops.device_info(device))
+    failures: dict[str, str] = {}
     us: dict[str, float] = {}
     try:
         on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
         with torch.no_grad(), on_device, convolution.switches():
             calls = convolution.contenders([row["algorithm"] for row in rows], failures)
             few = drop_hopeless(rows, calls, device, failures)
-            found = timing.measure(calls, device=device, rounds=rounds, few_rounds=few, seed=seed)
+            found = time(calls, few_rounds=few)
         us, failures = {name: round(time.us, 2) for name, time in found.timings.items()}, failures | found.failures
     except timing.DeviceLost:
         raise
     except Exception as error:  # of the problem as a whole: out of memory for its data, say
         failures["all candidates"] = timing.message_of(error)
         timing.recover()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
     best = min(us, key=us.__getitem__, default=None)
-    if best is not None and us.get(planned, math.inf) <= (1 + NOISE) * us[best]:
+    if best is not None and us.get(planned, math.inf) <= (1 + noise) * us[best]:
         best = planned
     return planned, best, us, failures
 

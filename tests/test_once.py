@@ -1,4 +1,5 @@
-"""On a CPU whose rates nobody has measured, `auto` measures each problem at its first call."""
+"""Where costs do not tell what is fast, `auto` measures each problem at its first call: on a CPU whose rates nobody has
+measured, and on a GPU where PyTorch may search, too."""
 
 import os
 
@@ -15,8 +16,20 @@ from fastconv import _C, measured, once, ops, timing
 pytestmark = pytest.mark.usefixtures("cache_folder", "full_precision")
 
 
+needs_cuda = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA GPU; torch.cuda.is_available() is False"
+)
+
+
 @pytest.fixture
-def timed(monkeypatch):
+def anew(monkeypatch):
+    """Nothing has been asked for yet, neither by the environment."""
+    monkeypatch.setattr(once, "_seen", set())
+    monkeypatch.setattr(fastconv.settings, "measure", None)
+
+
+@pytest.fixture
+def timed(monkeypatch, anew):
     """Which algorithms were timed, of each problem. The last of them is said to be the fastest."""
     found = []
 
@@ -28,9 +41,7 @@ def timed(monkeypatch):
 
     monkeypatch.setattr(timing, "measure", measure)
     monkeypatch.setattr(timing, "once", lambda call, device: (call(), 1.0))  # nobody is hopeless
-    monkeypatch.setattr(once, "_seen", set())
-    monkeypatch.setattr(once, "wanted", None)
-    monkeypatch.setattr(once, "is_unknown", lambda device: True)
+    monkeypatch.setattr(once, "_is_unknown_cpu", lambda: True)
     return found
 
 
@@ -71,9 +82,34 @@ def test_every_form_of_a_call(timed):
         weight = torch.randn(8, 8, 3, 3)
         for _ in range(3):
             fastconv.conv2d(x[0], weight, padding=1)
-    layer()(x.requires_grad_()).sum().backward()  # the problem of a layer with a bias, and none of a gradient
-    assert len(timed) == 5
-    assert len(measured.choices()) == 5
+    assert len(timed) == 4
+    for _ in range(3):
+        layer()(x.requires_grad_()).sum().backward()
+    assert [pass_ for *_, pass_ in list(measured.choices())[4:]] == ["forward", "backward_input", "backward_weight"]
+    frozen = layer().requires_grad_(False)
+    frozen(x).sum().backward()  # the problem of a layer with a bias, whose weight is packed beforehand
+    assert len(timed) == len(measured.choices()) == 8
+
+
+def test_a_call_that_was_measured_is_as_short_as_any(timed, monkeypatch):
+    """Nothing but the first one comes to Python for it."""
+    asked, measure = [], once.measure
+    monkeypatch.setattr(once, "measure", lambda *args: (asked.append(args), measure(*args)))
+    x, r = torch.randn(2, 8, 10, 10), torch.randn(2, 8, 10, 10)
+    layers = [
+        (layer(), (x,)), (fastconv.Conv2d(8, 8, 1), (x.to(memory_format=torch.channels_last),)), (layer(), (x[0],)),
+        (fastconv.Conv1d(8, 8, 3), (x[:, :, 0],)), (layer(max_error=2.0, max_workspace=10**6), (x[:, :, :8],)),
+        (fastconv.FusedConv2d(8, 8, 3, padding=1, activation="leaky_relu", negative_slope=0.2), (x, r)),
+        (fastconv.FusedConv2d(8, 8, 3, padding=1, activation="relu", residual_after=True), (x, r)),
+        (fastconv.FusedConv2d(8, 8, 3, padding=1, activation="silu", max_pool=True), (x,)),
+    ]  # fmt: skip
+    for module, arguments in layers:
+        with torch.no_grad():
+            module(*arguments)
+            assert asked, module
+            asked.clear()
+            module(*arguments)
+            assert not asked, module
 
 
 def test_what_is_not_measured(timed, monkeypatch):
@@ -84,11 +120,9 @@ def test_what_is_not_measured(timed, monkeypatch):
         layer()(x[:0])
         with pytest.raises(RuntimeError, match="channels"):
             layer()(x[:, :3])
-        once.wanted = None
-        monkeypatch.setattr(once, "is_unknown", lambda device: False)
+        monkeypatch.setattr(once, "_is_unknown_cpu", lambda: False)
         conv = layer()
         conv(x)
-        assert once.wanted is False
         assert conv.last_algorithm == _C.choose(
             "auto", _C.ConvProblem(2, 8, 9, 10, 8, 3, 3, padding=(1, 1)), ops.device_info(x.device)
         )["algorithm"]  # fmt: skip
@@ -112,11 +146,11 @@ def test_a_process_with_the_variable_measures():
     script = (
         "import torch, fastconv; from fastconv import measured, once; c = fastconv.Conv2d(8, 8, 3)\n"
         "with torch.no_grad(): c(torch.randn(2, 8, 9, 10))\n"
-        "print(once.wanted, len(measured.choices()))"
+        "print(len(once._seen), len(measured.choices()))"
     )
     environment = {**os.environ, "FASTCONV_MEASURE": "1", "FASTCONV_CACHE_DIR": ""}
     ran = processes.run(script, environment=environment)
-    assert ran.stdout.strip() == "True 1", ran.stderr
+    assert ran.stdout.strip() == "1 1", ran.stderr
 
 
 def test_the_variable(timed, monkeypatch, read_settings):
@@ -126,12 +160,11 @@ def test_the_variable(timed, monkeypatch, read_settings):
         read_settings(FASTCONV_MEASURE="yes")
     x = torch.randn(2, 8, 9, 10)
     with torch.no_grad():
-        monkeypatch.setattr(once, "wanted", False)
+        monkeypatch.setattr(fastconv.settings, "measure", False)
         layer()(x)
         assert timed == []  # not even where the CPU is unknown
-        monkeypatch.setattr(once, "wanted", None)
+        monkeypatch.setattr(fastconv.settings, "measure", None)
         layer()(x)
-        assert once.wanted is True
         assert len(timed) == 1
 
 
@@ -140,3 +173,93 @@ def test_a_cpu_is_unknown_without_vectors(monkeypatch):
         cpu = _C.cpu_device(1, getattr(_C.InstructionSet, name))
         monkeypatch.setattr(once.ops, "device_info", lambda _, cpu=cpu: cpu)
         assert once.is_unknown(torch.device("cpu")) == (name == "generic")
+
+
+def test_a_failure_leaves_the_planned_choice(timed, monkeypatch):
+    """And is not tried again at every call."""
+
+    def measure(calls, **_):
+        found.append(calls)
+        raise torch.OutOfMemoryError("no memory")
+
+    found = []
+    monkeypatch.setattr(timing, "measure", measure)
+    conv, x = layer(), torch.randn(2, 8, 9, 10)
+    problem = _C.ConvProblem(2, 8, 9, 10, 8, 3, 3, padding=(1, 1), bias=True)
+    with torch.no_grad():
+        for _ in range(3):
+            assert relative_error(conv(x), F.conv2d(x, conv.weight, conv.bias, padding=1)) < 1e-5
+    assert conv.last_algorithm == _C.choose_by_cost("forward", problem, ops.device_info(x.device))
+    assert len(found) == 1
+
+
+def test_doubt_is_two_close_costs():
+    """Without it nothing is measured on a GPU."""
+    device, doubts = _C.h200_device(), set()
+    for c in (16, 64, 256, 512):
+        for precision in ("fp32", "tf32"):
+            problem = _C.ConvProblem(8, c, 28, 28, c, 3, 3, padding=(1, 1), precision=precision, layout="nhwc")
+            rows = [row for row in _C.candidates(problem, device) if row["auto_eligible"]]
+            costs = sorted(row["cost_us"] * _C.preference(row["algorithm"], device) for row in rows)
+            unsure = _C.choose("auto", problem, device)["unsure"]
+            assert unsure == (costs[1] <= _C.close_costs * costs[0])
+            doubts.add(unsure)
+            assert not _C.choose("torch", problem, device)["unsure"]
+    assert doubts == {True, False}
+
+
+@pytest.fixture
+def searching(anew):
+    cudnn = torch.backends.cudnn
+    with cudnn.flags(enabled=True, benchmark=True, deterministic=False, allow_tf32=cudnn.allow_tf32):
+        yield
+
+
+@needs_cuda
+def test_a_gpu_measures_where_pytorch_searches(searching):
+    """What costs do not tell; the choice ends with the process, and is none that is slower by far."""
+    x = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.float16).to(memory_format=torch.channels_last)
+    convs = [fastconv.Conv2d(64, k, 3, padding=1, device="cuda", dtype=x.dtype) for k in (16, 64, 128, 256)]
+    for conv in convs:
+        conv.to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            for _ in range(3):
+                expected = F.conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=1)
+                assert relative_error(conv(x).double(), expected) < 3e-3
+    unsure = 0
+    for conv in convs:
+        problem = _C.ConvProblem(
+            8, 64, 28, 28, conv.out_channels, 3, 3, padding=(1, 1), dtype="float16", layout="nhwc", bias=True
+        )
+        choice = _C.choose("auto", problem, ops.device_info(x.device))
+        unsure += choice["measured"]
+        assert not choice["unsure"]
+        assert conv.last_algorithm == choice["algorithm"]
+    assert unsure == len(measured.choices())
+    assert unsure > 0
+    assert not measured.path().exists()
+    convs[0](x.clone().requires_grad_()).sum().backward()
+    assert {pass_ for *_, pass_ in measured.choices()} <= {"forward", "backward_input", "backward_weight"}
+    assert len(measured.choices()) > unsure
+
+
+@needs_cuda
+def test_a_capture_is_not_measured(searching):
+    conv = fastconv.Conv2d(64, 64, 3, padding=1, device="cuda", dtype=torch.float16)
+    x = torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.float16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = conv(x)
+    graph.replay()
+    assert measured.choices() == {}
+    assert relative_error(y, F.conv2d(x, conv.weight, conv.bias, padding=1)) < 3e-3
+
+
+@needs_cuda
+def test_a_gpu_does_not_measure_where_pytorch_does_not_search(anew):
+    cudnn, x = torch.backends.cudnn, torch.randn(8, 64, 28, 28, device="cuda", dtype=torch.float16)
+    conv = fastconv.Conv2d(64, 64, 3, padding=1, device="cuda", dtype=torch.float16)
+    for switches in ({"benchmark": False, "deterministic": False}, {"benchmark": True, "deterministic": True}):
+        with torch.no_grad(), cudnn.flags(enabled=True, allow_tf32=cudnn.allow_tf32, **switches):
+            conv(x)
+    assert measured.choices() == {}

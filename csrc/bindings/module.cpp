@@ -137,6 +137,7 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   row["expected_error"] = candidate.expected_error;
   row["auto_eligible"] = candidate.auto_eligible;
   row["measured"] = candidate.measured;
+  row["unsure"] = candidate.unsure;
   row["config"] = candidate.plan.config;
   row["workspace_bytes"] = candidate.plan.workspace_bytes;
   row["reads_nhwc"] = candidate.plan.reads_nhwc;
@@ -424,4 +425,5 @@ PYBIND11_MODULE(_C, module) {
 #endif
   module.attr("cuda_architectures") = FASTCONV_CUDA_ARCHITECTURES;
   module.attr("cuda_compiler") = FASTCONV_CUDA_COMPILER;
+  module.attr("close_costs") = close_costs;
 }

@@ -18,7 +18,8 @@ CallMode::CallMode(std::int64_t mode)
     : frozen((mode & frozen_bit) != 0),
       trained((mode & trained_bit) != 0),
       once(trained),
-      admits_torch((mode & torch_bit) != 0) {
+      admits_torch((mode & torch_bit) != 0),
+      measured((mode & measured_bit) != 0) {
   constexpr std::array classes{AccuracyClass::ieee, AccuracyClass::fp32, AccuracyClass::tf32};
   accuracy = classes.at(static_cast<std::size_t>(mode & 3));
 }
@@ -70,6 +71,17 @@ std::shared_ptr<Layer::Packed> Layer::find(const Algorithm& algorithm, AccuracyC
   return nullptr;
 }
 
+namespace {
+
+// Whether what `fastconv.tune` measures is such a call, and now is a time to measure.
+bool is_measurable(const ConvProblem& problem, const Tensor& input) {
+  if (problem.x_channels != 0 || problem.y_channels != 0 || problem.input_affine) return false;
+  const auto guard = device_guard(input);
+  return !make_runtime(device_of(input))->is_capturing();
+}
+
+}  // namespace
+
 std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
                                      const std::optional<Tensor>& residual, const CallMode& mode, CallStatus& status,
                                      const Around& around) {
@@ -81,6 +93,10 @@ std::optional<Tensor> Layer::forward(const Tensor& input, const Tensor& weight, 
   problem->packs = mode.trained;
   const DeviceInfo& device = device_of(input);
   const auto choice = choose_cached<choose>(settings_.algorithm, *problem, device);
+  if (mode.measured && choice->unsure && is_measurable(*problem, input)) {
+    status = CallStatus::measure;
+    return std::nullopt;
+  }
   const Algorithm& algorithm = *choice->algorithm;
   if (problem->input_affine && (choice->plan.norms_apart || !is_own(algorithm))) {
     status = CallStatus::norm;

@@ -28,17 +28,19 @@ enum class CallStatus : std::int64_t {
   stream,               // the packed weight is new to this stream: tell the allocator, see_stream(), and call again
   torch_channels_last,  // the same, with an output in channels_last
   general,              // not for here: a mistake in the arguments, tensors of several dtypes
-  norm                  // what is to run has no affine input: call again with one that is normed
+  norm,                 // what is to run has no affine input: call again with one that is normed
+  measure               // costs do not tell what is fastest: measure it, and call again without being asked to
 };
 
 // How a layer's call is asked for, beside its tensors: a sum of an AccuracyClass and these.
 struct CallMode {
-  static constexpr std::int64_t frozen_bit = 4, torch_bit = 8, trained_bit = 16;
+  static constexpr std::int64_t frozen_bit = 4, torch_bit = 8, trained_bit = 16, measured_bit = 32;
   AccuracyClass accuracy;
   bool frozen;        // the weight will not change
   bool trained;       // it will before it is used again: a call packs it, which is a part of its time
   bool once;          // it is packed for this call alone: one that is trained, or cannot be kept yet
   bool admits_torch;  // PyTorch's own convolution computes in that class
+  bool measured;      // what costs do not tell is to be measured first
 
   explicit CallMode(std::int64_t mode);
 };

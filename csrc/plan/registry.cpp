@@ -298,12 +298,18 @@ Candidate choose(const std::string& name, const ConvProblem& problem, const Devi
 
 Candidate choose_by_cost(const ConvProblem& problem, const DeviceInfo& device) {
   Candidate best{};
-  double least = 0.0;
+  double least = 0.0, second = INFINITY;
   for (Candidate& candidate : candidates(problem, device)) {
     if (!candidate.auto_eligible) continue;
     const double us = preference(*candidate.algorithm, device) * candidate.plan.cost_us;
-    if (best.algorithm == nullptr || us < least) best = std::move(candidate), least = us;
+    if (best.algorithm != nullptr && us >= least) {
+      second = std::min(second, us);
+      continue;
+    }
+    if (best.algorithm != nullptr) second = least;
+    best = std::move(candidate), least = us;
   }
+  best.unsure = second < INFINITY && (device.type == DeviceType::cpu || second <= close_costs * least);
   return best;
 }
 

@@ -21,7 +21,12 @@ struct Candidate {
   double expected_error = 0.0;  // if support.ok: over PyTorch's
   bool auto_eligible = false;   // support.ok, and accurate enough for `auto`
   bool measured = false;        // chosen because it was measured to be the fastest
+  bool unsure = false;          // chosen by its cost, which does not tell it from another's
 };
+
+// Of two costs so close, either may be the faster: most are right within 15 %, a few of PyTorch's within 30. On a CPU
+// that nobody has measured costs tell nothing at all.
+constexpr double close_costs = 1.35;
 
 // The error that an algorithm which offers the problem's class must be expected to make, over PyTorch's own.
 double expected_error(const Algorithm& algorithm, const ConvProblem& problem, const DeviceInfo& device);

@@ -154,8 +154,9 @@ PRECISIONS = {"ieee": 0, "fp32": 1, "tf32": 2}
 FROZEN = 4  # the weight will not change, and is compared with its packing once
 ADMITS_TORCH = 8  # PyTorch's own convolution computes in the class asked for
 TRAINED = 16  # the weight will change before it is used again, and is packed for this call alone
+MEASURED = 32  # where costs do not tell what is fastest, it is to be measured first
 # Why layer_forward returned None (csrc/ops/layer.h).
-STATUS_TORCH, STATUS_PACK, STATUS_STREAM, STATUS_TORCH_CHANNELS_LAST = 1, 2, 3, 4
+STATUS_TORCH, STATUS_PACK, STATUS_STREAM, STATUS_TORCH_CHANNELS_LAST, STATUS_MEASURE = 1, 2, 3, 4, 7
 layer_status = torch.ops.fastconv.layer_status.default
 # (input, weight, bias, layer, mode, whether the input's gradient is wanted) -> whether a call that trains the weight is
 # PyTorch's altogether.
