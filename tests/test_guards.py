@@ -74,6 +74,15 @@ CHANGES: dict[str, Callable[[Model], Callable[[], None]]] = {
 }
 
 
+def _torch_sees_classes() -> bool:
+    """Whether what PyTorch compiles notices that a module's class is another, which no guard of 2.11's asks."""
+    model, x = nn.ModuleList([nn.Tanh()]), torch.ones(1)
+    compiled = torch.compile(lambda x: model[0](x), backend="eager")
+    before = compiled(x)
+    model[0].__class__ = nn.Sigmoid
+    return not torch.equal(compiled(x), before)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_are_seen_and_what_was_compiled_before_stays(name: str, calls: list[Any]) -> None:
@@ -84,6 +93,8 @@ def test_changes_are_seen_and_what_was_compiled_before_stays(name: str, calls: l
     assert relative_error(before, model(x)) < 1e-6
     assert len(calls) == 1
     undo = CHANGES[name](model)
+    if name == "another class" and not _torch_sees_classes():
+        pytest.skip(f"{name}: torch {torch.__version__} does not see it either")
     changed = compiled(x)
     assert relative_error(changed, model(x)) < 1e-6
     assert relative_error(changed, before) > 0.01
