@@ -178,7 +178,8 @@ def networks(
     ] = "all",
     classes: Annotated[str, typer.Option(help="Accuracy classes.")] = "fp32,tf32,fp16,bf16",
     modes: Annotated[
-        str, typer.Option(help="How ours runs: eager, graph, compile, compile_graph, fused, fused_graph.")
+        str,
+        typer.Option(help="How ours runs: eager, graph, compile, compile_default, compile_graph, fused, fused_graph."),
     ] = "",
     peers: Annotated[
         str,

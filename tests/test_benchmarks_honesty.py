@@ -207,9 +207,21 @@ def test_memory_stands_beside_the_compiled_form_whose_memory_is_known():
     assert found._peer_of_memory() is None
 
 
-def test_overhead_is_a_graph_over_the_convolutions_alone():
+def test_overhead_is_a_graph_over_the_convolutions_of_its_layout():
+    """Kernel by kernel the host can make the other layout the faster one, in which other kernels run."""
     row = {"network": "vgg16", "batch": 64, "class": "fp16", "us": 220.0, "logits_error": 1e-3, "layers_us": None}
+    row |= {"layout": "nhwc"}
     rows = [row | {"mode": "fused_graph"}, row | {"mode": "fused", "us": 300.0, "layers_us": 200.0}]
+    other = [rows[0], rows[1] | {"layout": "nchw", "layers_us": 300.0}]
+    eager = row | {"mode": "eager", "us": 400.0, "layers_us": 150.0}
+    table = network_tables.overhead_table({**HEAD, "rows": [*other, eager]})
+    assert "| VGG-16 | 64 | 1.10 | - |" in table
+    other[1] |= {"layers_us_of": {"nchw": 300.0, "nhwc": 250.0}}
+    assert "| VGG-16 | 64 | 1.10 | 0.88 |" in network_tables.overhead_table({**HEAD, "rows": [*other, eager]})
+    other[1] |= {"us": None, "layers_us": None, "layers_us_of": {}}  # `fuse` cannot trace it
+    compiled = row | {"mode": "compile_default", "us": 350.0, "layers_us": 215.0, "layers_us_of": {"nhwc": 215.0}}
+    its = [*other, eager, compiled]
+    assert "| VGG-16 | 64 | 1.10 | 1.02 |" in network_tables.overhead_table({**HEAD, "rows": its})
     rows += [dict(each, **{"class": "fp32", "us": 221.0}) for each in rows]
     rows += [dict(each, **{"class": "bf16", "logits_error": float("nan")}) for each in rows[:2]]
     table = network_tables.overhead_table({**HEAD, "rows": rows})

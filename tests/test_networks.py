@@ -280,6 +280,9 @@ def test_bench_rows(tmp_path):
         assert 0 < each["peer_error"] < 1e-4
         assert each["top1_agreement"] == each["peer_top1_agreement"] == 1.0
         assert each["groups"]["convolution"] == each["layers_us"] > each["groups"]["linear"] > 0
+        assert each["layers_us_of"].keys() == {"nchw", "nhwc"}
+        assert each["layers_us_of"][each["layout"]] == each["layers_us"]
+        assert "image" in each  # another one than the network's own was asked for
         faster = {form: min(its, key=its.get) for form, its in each["peer_layouts"].items()}
         assert set(each["peer_groups"]) == {f"{form}_{layout}" for form, layout in faster.items()}
         assert each["failures"] == {}
@@ -312,6 +315,22 @@ def test_compiled_peers(monkeypatch):
     assert row["failures"] == {}
     assert row["peer_layouts"]["compile_default"].keys() == {"nchw"}  # class fp32
     assert row["peer_groups"]["frozen_default_nchw"] != row["peer_groups"]["compile_default_nchw"]
+
+
+def test_compiled_modes_have_one_whose_memory_and_kernels_can_be_told():
+    """What a graph replays is one launch, and its memory is the graph's."""
+    told = [name for name in forms.MODES if not forms.Contender(True, name, "nhwc").has_graph]
+    assert told == ["eager", "compile_default", "fused"]
+    (row,) = bench_one(["compile_default"], ["torch_eager"], network="lenet5", image=28, layouts=["nchw"])
+    assert row["failures"] == {}
+    assert row["layout"] == "nhwc"
+    assert row["layers_us_of"] == {"nhwc": row["layers_us"]} == {"nhwc": row["groups"]["convolution"]}
+    assert row["groups"]["convolution"] > 0
+    # The code that `compile_graph` captures is not compiled again.
+    case = forms.Case(torch.nn.Conv2d(1, 4, 3).eval(), "fp32", "auto", torch.zeros(1, 1, 8, 8), torch.device("cpu"))
+    with torch.inference_mode():
+        codes = [case.compiled(forms.MODES[name], "nhwc") for name in ("compile_default", "compile_graph")]
+    assert codes[0] is codes[1]
 
 
 def test_compiler_options():

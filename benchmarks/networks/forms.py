@@ -44,6 +44,8 @@ class Form:
 MODES = {
     "eager": Form("swapped"),
     "compile": Form("rewritten", "reduce-overhead", frozen=True),
+    # The same without a graph, so that its memory and its kernels can be told.
+    "compile_default": Form("rewritten", "default", frozen=True),
     "compile_graph": Form("rewritten", "default", frozen=True, graph=True),
     "graph": Form("swapped", graph=True),
     "fused": Form("fused"),

@@ -200,6 +200,7 @@ def run(
                 bound = _cudnn_bound(found, case, best_layers, deadline)
             for mode in modes:
                 row = found.row(mode, peers, *bound) | found.clocks.found
+                row |= {} if image is None else {"image": image}
                 results.put(document, row, KEY)
                 report(_line(row))
             if out:
@@ -293,8 +294,13 @@ class Measured:
         return timing.once(call, self.case.device)[1]
 
     def _profile(self, timed: Mapping[str, timing.Timing]) -> None:
-        """Kernels by group, of what is launched kernel by kernel: of each form in its faster layout."""
-        fastest = self._fastest(timed, lambda contender: (contender.ours, contender.form_name))
+        """Kernels by group, of what is launched kernel by kernel: of PyTorch's forms each in its faster layout, of ours
+        in every one, since in a graph another can be the faster."""
+
+        def kind_of(contender: Contender) -> object:
+            return contender.name if contender.ours else contender.form_name
+
+        fastest = self._fastest(timed, kind_of)
         for contender in self.contenders:
             if contender.name in fastest and not contender.has_graph:
                 try:
@@ -418,6 +424,11 @@ class Measured:
             "peer_top1_agreement": peer and peer.top1,
             **counts,
             "layers_us": groups and groups["convolution"],
+            "layers_us_of": {
+                c.layout: self.groups[c.name]["convolution"]
+                for c in self.contenders
+                if (c.ours, c.form_name) == (True, mode) and c.name in self.groups
+            },
             "own_us": self.own_us.get(key or ""),
             "peak_bytes": self.peak_bytes.get(key or ""),
             "peer_peak_bytes": of_memory and self.peak_bytes[of_memory.name],

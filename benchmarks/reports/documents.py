@@ -12,7 +12,7 @@ is replaced, in a line of its own, or within a sentence where both marks stand i
     <gpu>/networks/<class>             whole networks, a row per mode
     <gpu>/networks/summary[/<class>]   a row per network: ours, PyTorch today, what cuDNN could do
     <gpu>/networks/best                a row per network: the fastest of ours and of PyTorch's by class
-    <gpu>/networks/overhead            our time over that of the convolutions alone, beside the goal
+    <gpu>/networks/overhead            our time over that of the convolutions' kernels, beside the goal
     <gpu>/networks/rivals              against rivals that have runs of their own; or `(not measured)`
     <gpu>/networks/peers/<class>       every form of PyTorch
     <gpu>[+<gpu>]/energy               of an image, whole networks, of the first GPU that has it; or `(not measured)`

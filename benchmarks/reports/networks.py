@@ -15,9 +15,10 @@ from benchmarks.networks.parts import NAME as CUDNN_BEST
 from benchmarks.reports import common
 from fastconv.figures import new_figure, save_figure
 
-OVERHEAD = dict.fromkeys(("vgg16", "resnet50", "yolov3"), 1.10)  # goals: a network's time over its convolutions alone
+OVERHEAD = dict.fromkeys(("vgg16", "resnet50", "yolov3"), 1.10)  # goals: a network's time over its convolutions'
 OTHERS_OVERHEAD = 1.25
 IN_GRAPHS = ("compile", "compile_graph", "graph", "fused_graph")
+WITHOUT_GRAPHS = ("fused", "compile_default", "eager")
 FULL_ROUNDS = 20  # of a time that stands in a table; of fewer is told
 # Who has a run of its own, or one of `networks`: suite -> what it is called, and its forms.
 RIVALS = {
@@ -132,7 +133,9 @@ def best_table(document: Document) -> str:
             ours, theirs = fastest(its)
             ratio = speedup_of(ours, theirs)
             cells.append(f"{common.ms(ours)}, {common.ms(theirs)}, {times(ratio, its.values())}" if ratio else "-")
-        lines.append([TITLES.get(network, network), str(batch), *cells, common.times(tf32.get((network, batch)))])
+        image = next((row["image"] for row in document["rows"] if _is_of(row, network, batch) and "image" in row), None)
+        title = TITLES.get(network, network) + (f", {image} x {image}" if image else "")
+        lines.append([title, str(batch), *cells, common.times(tf32.get((network, batch)))])
     header = ["network", "batch", *(f"`{name}`" for name in classes), "`fp32` over TF32"]
     return "\n\n".join([common.markdown_table(header, lines), *common.other_commits(document, document["rows"])])
 
@@ -162,27 +165,46 @@ def table(document: Document, accuracy: str) -> str:
 
 
 def overhead_table(document: Document) -> str:
-    """A row per network and batch, by class: the fastest of ours in a graph over the kernels of its convolutions alone,
-    as the same network launched kernel by kernel has them; in bold above the goal."""
+    """A row per network and batch, by class: the fastest of ours in a graph over the kernels of its convolutions, as
+    the same network in the same layout has them, launched kernel by kernel; in bold above the goal."""
     found = by_network(document, None)
     classes = [name for name in CLASSES if any(accuracy == name for _, accuracy, _ in found)]
     lines = []
     for network, batch in dict.fromkeys((network, batch) for network, _, batch in found):
         goal = OVERHEAD.get(network, OTHERS_OVERHEAD)
         cells = [_overhead(found.get((network, name, batch), {}), goal) for name in classes]
-        if any(cell != "-" for cell in cells):
-            lines.append([TITLES.get(network, network), str(batch), f"{goal:.2f}", *cells])
+        lines.append([TITLES.get(network, network), str(batch), f"{goal:.2f}", *cells])
     drawn = common.markdown_table(["network", "batch", "goal", *(f"`{name}`" for name in classes)], lines)
     return "\n\n".join([drawn, *common.other_commits(document, document["rows"])])
 
 
 def _overhead(its: Mapping[str, Row], goal: float) -> str:
-    alone = next((us for mode in ("fused", "eager") if (us := its.get(mode, {}).get("layers_us"))), None)
-    whole = min((row["us"] for mode, row in its.items() if mode in IN_GRAPHS and row["us"]), default=None)
-    if alone is None or whole is None:
+    whole, kernels = in_graph(its), convolutions_us(its)
+    if kernels is None or whole is None:
         return "-"
-    text = f"{whole / alone:.2f}" if is_finite(its.values()) else NOT_FINITE.strip(" ()")
-    return f"**{text}**" if is_finite(its.values()) and whole > goal * alone else text
+    text = f"{whole['us'] / kernels:.2f}" if is_finite(its.values()) else NOT_FINITE.strip(" ()")
+    return f"**{text}**" if is_finite(its.values()) and whole["us"] > goal * kernels else text
+
+
+def in_graph(its: Mapping[str, Row]) -> Row | None:
+    """The row of the fastest of ours in a graph."""
+    known = (row for mode, row in its.items() if mode in IN_GRAPHS and row["us"])
+    return min(known, key=lambda row: row["us"], default=None)
+
+
+def convolutions_us(its: Mapping[str, Row]) -> float | None:
+    """Microseconds of the kernels of a network's convolutions, launched kernel by kernel: of the fused one, else of the
+    compiled, else of the swapped one. In the layout of the fastest in a graph, as other kernels run in the other; None
+    where that was not profiled (of older rows is what was the faster with the host's launches)."""
+    first = next((row for mode in WITHOUT_GRAPHS if (row := its.get(mode)) and row.get("layers_us")), None)
+    whole = in_graph(its)
+    if first is None or whole is None:
+        return None
+    return (first.get("layers_us_of") or {first.get("layout"): first["layers_us"]}).get(whole.get("layout"))
+
+
+def _is_of(row: Row, network: str, batch: int) -> bool:
+    return (row["network"], row["batch"]) == (network, batch)
 
 
 def few_rounds(rows: Sequence[Row]) -> list[str]:
@@ -224,12 +246,14 @@ def energy_table(document: Document) -> str:
 
 def summary(document: Document, accuracy: str | None = None, runs: Mapping[str, Document] | None = None) -> str:
     """A row per network (and class, without `accuracy`): the floor of its convolutions, PyTorch eager and its fastest
-    form, ours in its modes, and the fastest of ours against the latter and against each of RIVALS.
+    form, ours in its modes, and the fastest of ours against the latter and against each of RIVALS that has a time.
 
     runs: the files of these, from which their times and ratios are then."""
     known = [mode for mode in MODES if any(row["mode"] == mode for row in document["rows"])]
-    titles = [title for title, _ in RIVALS.values()]
-    rivals = [against(forms, (runs or {}).get(suite), document) for suite, (_, forms) in RIVALS.items()]
+    keys = by_network(document, accuracy).keys()
+    timed = {title: against(forms, (runs or {}).get(suite), document) for suite, (title, forms) in RIVALS.items()}
+    timed = {title: found for title, found in timed.items() if keys & found.keys()}
+    titles, rivals = list(timed), list(timed.values())
     header = ["network", "batch", *([] if accuracy else ["class"]), "convolutions' floor ms", "PyTorch eager ms"]
     header += ["PyTorch at its best ms", "its form", *(f"{title} ms" for title in titles)]
     header += [*(f"ours, {mode}" for mode in known), "speedup", *(f"over {title}" for title in titles)]
@@ -254,7 +278,8 @@ def summary(document: Document, accuracy: str | None = None, runs: Mapping[str, 
 
 
 def rivals_table(runs: Mapping[str, Document]) -> str:
-    """A row per network, class and rival of RIVALS, ours and it of one run; below, why one has no time."""
+    """A row per network, class and rival of RIVALS, ours and it of one run; below, why one has no time, and who has
+    none at all."""
     lines: list[list[str]] = []
     reasons: dict[str, None] = {}
     for suite, (title, forms) in RIVALS.items():
@@ -265,7 +290,10 @@ def rivals_table(runs: Mapping[str, Document]) -> str:
             failures = next(iter(rows.values())).get("failures", {}).items()
             reasons |= {f"- {name}, `{cls}`, `{form}`: {why}": None for form, why in failures if form.startswith(forms)}
     header = ["rival", "network", "batch", "class", "ours ms", "its ms", "its form", "speedup"]
-    return "\n\n".join([common.markdown_table(header, lines), *(["\n".join(reasons)] if reasons else [])])
+    missing = [title for suite, (title, _) in RIVALS.items() if suite not in runs]
+    below = ["\n".join(reasons)] if reasons else []
+    below += [f"Not measured: {', '.join(missing)}."] if missing else []
+    return "\n\n".join([common.markdown_table(header, lines), *below])
 
 
 def peers_table(document: Document, accuracy: str) -> str:

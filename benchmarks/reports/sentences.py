@@ -18,7 +18,7 @@ few_rounds/<suite>                    how many rows are of fewer than 20 rounds
 network/<network>/<class>/<mode>      times faster than the fastest form of PyTorch
 best_network/<class>                  the range over the networks of the fastest of ours against PyTorch's fastest
 rival/<suite>/<class>                 network by network, ours against a rival that has a run of its own
-convolutions/<class>                  time inside the convolutions alone, ours against PyTorch's
+convolutions/<class>                  the kernels of the convolutions, ours against PyTorch's least
 training/<class>                      the range over networks of training steps against PyTorch's fastest
 training/<class>/losses               the networks whose steps take longer than PyTorch's, and their ratios
 host/<layer>/<class>                  microseconds of the host by form and call, ours and, in brackets, PyTorch's
@@ -172,12 +172,11 @@ def _best_network(document: Document, accuracy: str) -> str:
 def _convolutions(document: Document, accuracy: str) -> str:
     parts = []
     for (name, _, _), its in networks.by_network(document, accuracy).items():
-        row = its.get("fused") or its.get("eager")
-        theirs = [groups["convolution"] for groups in (row or {}).get("peer_groups", {}).values()]
-        if row and row.get("layers_us") and theirs:
-            parts.append(
-                f"{networks.TITLES.get(name, name)} {row['layers_us'] / 1e3:.1f} ms instead of {min(theirs) / 1e3:.1f}"
-            )
+        ours = networks.convolutions_us(its)
+        theirs = [groups["convolution"] for row in its.values() for groups in row.get("peer_groups", {}).values()]
+        if ours and theirs:
+            title = networks.TITLES.get(name, name)
+            parts.append(f"{title} {ours / 1e3:.1f} ms instead of {min(theirs) / 1e3:.1f}")
     return ", ".join(parts) or NOTHING
 
 
