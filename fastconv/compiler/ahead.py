@@ -51,6 +51,8 @@ def export(
     """
     from torch._inductor import aoti_compile_and_package
 
+    from fastconv.compiler.inductor import with_transposed_apart
+
     check_settings(algorithm, precision, max_error, max_workspace)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
@@ -63,11 +65,12 @@ def export(
     asked = rewrites.Asked(algorithm, precision, max_error, max_workspace, packed=True, scatters=True)
     report = RewriteReport()
     inputs = tuple(example_inputs)
+    configs = with_transposed_apart(dict(options or {}))
     with torch.no_grad():
         module, found = rewritten(model, inputs, asked, dynamic_shapes)
         report.graphs.append(found)
         program = torch.export.export(module, inputs, dynamic_shapes=dynamic_shapes, strict=False)
-        aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=dict(options or {}))
+        aoti_compile_and_package(program, package_path=os.fspath(path), inductor_configs=configs)
     return report
 
 
