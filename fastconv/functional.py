@@ -201,7 +201,12 @@ def _refused(input: Tensor, *others: Tensor | None) -> str | None:
     known = dtype.is_floating_point and dtype.itemsize > 1 and (input.is_cuda or input.is_cpu or input.is_meta)
     if not known or input.layout is not torch.strided:
         return f"{input.dtype} on {input.device.type}; expected float32, float16 or bfloat16 on cpu or cuda"
-    for tensor in (input, *others):
+    return foreign_of(input, *others)
+
+
+def foreign_of(*tensors: Tensor | None) -> str | None:
+    """That of these tensors whose class says itself what PyTorch's operators do with it, if there is one."""
+    for tensor in tensors:
         if tensor is not None and type(tensor) not in PLAIN and is_foreign(tensor):
             return f"a {type(tensor).__module__}.{type(tensor).__qualname__}; expected plain tensors"
     return None

@@ -101,9 +101,9 @@ class Layer(nn.Module):
     def refresh(self) -> None:
         """Packs the weight again, for this layer's next calls and for CUDA graphs that captured it. Only a frozen layer
         needs it, after its weight was changed by hand."""
-        weight = self._packed_weight()
+        weight: Any = self.weight
         if is_eager(weight):
-            self._fastconv.refresh(weight)
+            self._fastconv.refresh(self._as_packed(weight))
 
     def _at_once(self, x: Tensor, residual: Tensor | None = None, epilogue: Epilogue = BARE) -> Tensor | None:
         """A call of which nothing but what is kept of one like it has to be known; None if it is `convolve`'s.
@@ -235,9 +235,9 @@ class Layer(nn.Module):
             bias = self.bias
         return weight, bias
 
-    def _packed_weight(self) -> Tensor:
+    def _as_packed(self, weight: Tensor) -> Tensor:
         """The weight as it is packed."""
-        return self.weight  # type: ignore[return-value]
+        return weight
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

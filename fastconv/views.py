@@ -75,6 +75,12 @@ def conv1d(
         paddings: Any = padding
     else:
         paddings = _row("padding", padding, 0)
+    foreign = functional.foreign_of(input, weight, bias)
+    if foreign is not None:  # it may know PyTorch's operator for rows, and no view of itself
+        if algorithm not in ("auto", "torch"):
+            raise ops.UnsupportedError(f"algorithm '{algorithm}' cannot serve {foreign}")
+        own = paddings if isinstance(padding, str) else paddings[1:]
+        return F.conv1d(input, weight, bias, strides[1:], own, dilations[1:], groups)
     y = conv2d(
         _as_image(input), weight.unsqueeze(-2), bias, strides, paddings, dilations, groups, algorithm=algorithm,
         precision=precision, max_error=max_error, max_workspace=max_workspace,
@@ -275,8 +281,8 @@ class Conv1d(Layer, nn.Conv1d):
     def _known_key(self, x: Tensor, epilogue: Epilogue) -> tuple[Settings, str] | None:
         return self._as_conv2d(self.weight, self.bias, self.padding)._known_key(x, epilogue)
 
-    def _packed_weight(self) -> Tensor:
-        return self.weight.unsqueeze(-2)
+    def _as_packed(self, weight: Tensor) -> Tensor:
+        return weight.unsqueeze(-2)
 
     def _as_conv2d(self, weight: Tensor, bias: Tensor | None, padding: Any) -> Conv2d:
         """The Conv2d that this layer is in this call: of the same state, which has the packed weights."""

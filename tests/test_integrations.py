@@ -248,7 +248,7 @@ class Quantized(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.detach.default:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
             return cls(args[0].codes, args[0].scale)
         if func is torch.ops.aten.convolution.default:
             return func(*[a.codes * a.scale if isinstance(a, cls) else a for a in args])
@@ -256,13 +256,13 @@ class Quantized(Tensor):
 
 
 class Doubled(Tensor):
-    """A weight that means twice itself to F.conv2d, and nothing to what is not PyTorch's."""
+    """A weight that means twice itself to F.conv2d and F.conv1d, and nothing to what is not PyTorch's."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.conv2d:
+        if func in (F.conv2d, F.conv1d):
             x, weight, *rest = args
-            return F.conv2d(x, 2 * weight.as_subclass(Tensor), *rest, **(kwargs or {}))
+            return func(x, 2 * weight.as_subclass(Tensor), *rest, **(kwargs or {}))
         if "fastconv" in str(func):
             raise NotImplementedError(func)
         return super().__torch_function__(func, types, args, kwargs or {})
@@ -291,6 +291,34 @@ def test_a_weight_of_a_foreign_class_is_pytorchs(kind: str) -> None:
         assert codes(fastconv.swap_(nn.Sequential(model[0], nn.Conv2d(4, 4, 1)))) == ["tensor_subclass", ""]
         with pytest.raises(fastconv.UnsupportedError, match=r"algorithm 'direct' cannot serve a .*; expected plain"):
             fastconv.conv2d(x, model[0].weight, algorithm="direct")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", FOREIGN)
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_a_row_with_a_weight_of_a_foreign_class_is_pytorchs(kind: str, frozen: bool, padding: Any) -> None:
+    """Which may know no view of itself."""
+    model = nn.Sequential(nn.Conv1d(4, 6, 3, padding=padding, dilation=2, groups=2), nn.ReLU()).eval()
+    ours, x = copy.deepcopy(model), torch.randn(2, 4, 13)
+    assert fastconv.swap_(ours, frozen=frozen).swapped == 1
+    ours(x)
+    for changed in (model, ours):
+        changed[0].weight = nn.Parameter(FOREIGN[kind](changed[0].weight.detach()), requires_grad=False)
+    expected = model(x)
+    assert torch.equal(ours(x), expected)
+    assert torch.equal(ours(x[0]), model(x[0]))
+    fastconv.refresh(ours)
+    if kind == "by dispatch":  # the other cannot be copied
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert torch.equal(fastconv.fuse(ours)(x), expected)
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(ours, backend="eager")(x), expected)
+    y = fastconv.conv1d(x, model[0].weight, model[0].bias, 1, padding, 2, 2)
+    assert torch.equal(y.relu(), expected)
+    with pytest.raises(fastconv.UnsupportedError, match=r"algorithm 'direct' cannot serve a .*; expected plain"):
+        fastconv.conv1d(x, model[0].weight, algorithm="direct", groups=2)
 
 
 def test_a_class_without_a_meaning_of_its_own_is_served() -> None:
