@@ -271,13 +271,13 @@ PHASES: dict[str, Phase] = {
             ),
         )
     ),
-    # Where ours was lost or not timed: few channels, small maps, nn.Conv1d, nn.ConvTranspose2d.
+    # Where ours was lost or not timed: few channels, odd or small maps, nn.Conv1d, nn.ConvTranspose2d.
     "layers_others": Phase(
         (
             tuple(
                 _layers(layer_set, 4, direction, *_BOTH, "--classes", _CLASSES)
                 for layer_set, direction in (
-                    ("transposed", "backward_input"), ("narrow", "forward"), ("deep", "forward"),
+                    ("transposed", "backward_input"), ("narrow", "forward"), ("ragged", "forward"), ("deep", "forward"),
                     ("sequences", "forward"),
                 )
             ),

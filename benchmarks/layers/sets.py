@@ -23,7 +23,14 @@ FUSED = ("bias_relu", "bias_residual_relu")  # ReLU(conv + bias), ReLU(conv + bi
 PASSES = ("forward", *GRADIENTS, *FUSED)
 
 # lenet5: the source's. Maps of 512x512 come few at a time, and deep layers are bound by their filters at batch 1 and 2.
-BATCHES = {"lenet5": (10000, 1000, 100), "narrow": (8, 1), "deep": (2, 1), "sequences": (8, 1), "transposed": (8, 1)}
+BATCHES = {
+    "lenet5": (10000, 1000, 100),
+    "narrow": (8, 1),
+    "ragged": (32, 8),
+    "deep": (2, 1),
+    "sequences": (8, 1),
+    "transposed": (8, 1),
+}
 
 
 def batches_of(layer_set: str) -> tuple[int, ...]:

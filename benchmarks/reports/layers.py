@@ -199,7 +199,7 @@ def _strict(within: dict[str, Any]) -> dict[str, Any]:
 
 
 SETS = {"layers": "3x3", "pointwise": "1x1", "strided": "stride 2", "stems": "first layers, 5x5 and 7x7"}
-SETS |= {"groups": "grouped and depthwise", "lenet5": "LeNet-5, 7x7", "narrow": "few channels"}
+SETS |= {"groups": "grouped and depthwise", "lenet5": "LeNet-5, 7x7", "narrow": "few channels", "ragged": "odd maps"}
 SETS |= {"deep": "maps of 4x4 to 16x16", "sequences": "one-dimensional", "transposed": "as transposed layers"}
 PASSES = {"forward": "", "bias_relu": "with bias and ReLU, ", "bias_residual_relu": "with bias, residual and ReLU, "}
 PASSES |= {"backward_input": "input gradient, ", "backward_weight": "weight gradient, "}

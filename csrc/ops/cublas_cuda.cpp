@@ -308,19 +308,24 @@ class Choices {
   static Choice of(void* handle, const GemmArgs& args, const GemmEnd& end, int device) {
     static auto* const mutex = new std::mutex;  // never destroyed: threads may outlive static objects
     static auto* const devices = new std::map<int, Choices>;
+    thread_local std::map<Key, Choice> settled;  // which need no lock
+    const Key key(device, args.m, args.n, args.k, args.lda, args.ldb, args.ldd, args.in, args.out, args.tf32,
+                  end.bias != nullptr, end.residual != nullptr, end.relu, end.workspace_bytes);
+    if (const auto known = settled.find(key); known != settled.end()) return known->second;
     const std::lock_guard lock(*mutex);
-    return (*devices)[device].find(handle, args, end);
+    const Choice choice = (*devices)[device].find(key, handle, args, end);
+    if (settled.size() == most) settled.clear();
+    if (choice.calls == forever) settled.emplace(key, choice);
+    return choice;
   }
 
  private:
-  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, DType,
+  using Key = std::tuple<int, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, DType,
                          DType, bool, bool, bool, bool, std::size_t>;
   static constexpr std::size_t most = 4096;  // of which each is found again in some 50 us
   static constexpr int forever = -1, starved_calls = 1000;
 
-  Choice find(void* handle, const GemmArgs& args, const GemmEnd& end) {
-    const Key key(args.m, args.n, args.k, args.lda, args.ldb, args.ldd, args.in, args.out, args.tf32,
-                  end.bias != nullptr, end.residual != nullptr, end.relu, end.workspace_bytes);
+  Choice find(const Key& key, void* handle, const GemmArgs& args, const GemmEnd& end) {
     const auto known = choices_.find(key);
     if (known != choices_.end()) {
       if (known->second.calls == forever || --known->second.calls > 0) return known->second;

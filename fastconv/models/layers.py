@@ -132,6 +132,18 @@ SETS: dict[str, list[Layer]] = {
         Layer("hrnet18", 18, 56, 56, 18),
         Layer("hrnet36", 36, 28, 28, 36),
     ],
+    "ragged": [  # maps that no tile divides: of crops of 513, of odd pictures, of convolutions without padding
+        Layer("map57", 64, 57, 57, 64),
+        Layer("map129", 64, 129, 129, 64),
+        Layer("map113", 64, 113, 113, 64),
+        Layer("map65", 128, 65, 65, 128),
+        Layer("map73", 128, 73, 73, 128),
+        Layer("map33", 256, 33, 33, 256),
+        Layer("map37", 192, 37, 37, 192),
+        Layer("map85", 96, 85, 85, 96),
+        Layer("map92", 64, 92, 92, 128, padding=0),
+        Layer("map50", 128, 50, 50, 128, padding=0),
+    ],
     "deep": [  # more filter than map: the innermost layers of Stable Diffusion's U-Net and of others
         Layer("sd_8", 1280, 8, 8, 1280),
         Layer("sd_8_up", 2560, 8, 8, 1280),

@@ -43,6 +43,21 @@ constexpr int sums_segments(Shape shape) { return shape.packs_columns ? 2 : 1; }
 
 constexpr int raw_column_bytes = 64;
 
+// The first column of a work tile, or of a tile of packed columns, whose input is looked at for its scale. Inside the
+// input wherever a single output starts: else a part at the edge is taken for zeros, and repeated
+// (docs/log/154-ragged-maps.md).
+__host__ __device__ constexpr int first_sampled_column(Shape shape, int pad_w) {
+  return shape.images > 1 ? shape.tiles / 2 : pad_w > 1 ? pad_w : 1;
+}
+constexpr bool samples_single_outputs(int pad_w) {
+  for (int w = taps; w < 64; ++w) {
+    const int last_tile = (w + 2 * pad_w - taps) / tile_outputs * tile_outputs;
+    if (last_tile - pad_w + first_sampled_column(wide, pad_w) >= w) return false;
+  }
+  return first_sampled_column(wide, pad_w) >= pad_w;  // of the first tile
+}
+static_assert(samples_single_outputs(0) && samples_single_outputs(1));
+
 // What the producers' threads go along: the tiles of an image in a row, or half of the tiles of packed columns.
 constexpr int strips(Shape shape) { return shape.packs_columns ? 2 : shape.images; }
 constexpr int strip_tiles(Shape shape) { return shape.row_positions() / strips(shape); }

@@ -145,14 +145,11 @@ __device__ __forceinline__ int guess_exponent(unsigned largest) {
 
 // From a sample of the first stage: of each image of a work tile 128 times 16 bytes; of a work tile of packed columns
 // 16 times of each tile. All warps find the same. left: tiles of the left segment.
-//
-// The first column that is looked at lies inside the input wherever a tile with a single output starts, so that a part
-// at an edge is not taken for zeros and repeated (docs/log/153-read-against-the-issues.md).
 template <typename T, Shape shape>
 __device__ __forceinline__ Exponents<shape> guess_exponents(const Params<T>& params, const unsigned char* raw, int lane,
                                                             int image, int left) {
   using Stage = single::Stage<T, shape>;
-  const int first_column = shape.images > 1 ? shape.tiles / 2 : max(1, params.pad_w);
+  const int first_column = first_sampled_column(shape, params.pad_w);
   if constexpr (shape.packs_columns) {
     // Two tiles at a time, 4 rows of each.
     static_assert(shape.input_rows() > 3 * 4 + 1 && shape.tiles == 8);
@@ -176,8 +173,8 @@ __device__ __forceinline__ Exponents<shape> guess_exponents(const Params<T>& par
     for (int i = 0; i < 2; ++i) largest[i] = __reduce_max_sync(~0u, largest[i]);
     return {{left > 0 ? guess_exponent(largest[0]) : 0, guess_exponent(largest[1])}};
   }
-  raw += (lane >> 2) * (shape.input_rows() / 8) * Stage::raw_row_bytes + first_column * raw_column_bytes +
-         (lane & 3) * 16;
+  raw +=
+      (lane >> 2) * (shape.input_rows() / 8) * Stage::raw_row_bytes + first_column * raw_column_bytes + (lane & 3) * 16;
   unsigned found = 0;
 #pragma unroll
   for (int i = 0; i < shape.images; ++i) {
