@@ -1,5 +1,6 @@
 """What PyTorch's freezing does to the convolutions that stay PyTorch's: it must not change what they compute."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from fusing import norm
 from layers import relative_error
 from torch import Tensor, nn
+from torch._inductor import config
 
 import fastconv
 
@@ -26,68 +28,72 @@ CONVOLUTIONS = [(8, 8, 1, True), (8, 8, 4, False), (8, 4, 2, True)]
 
 
 class Behind(nn.Module):
-    """Each convolution with a norm, and with each of these behind it."""
+    """Convolutions, each of its own, with a norm or one of these behind it."""
 
-    def __init__(self, convs: list[Any], behind: list[str]) -> None:
+    def __init__(self, kind: type[Any], names: list[str], dtype: torch.dtype) -> None:
         super().__init__()
-        self.convs, self.behind = nn.ModuleList(convs), behind
+        cases = list(itertools.product(names, CONVOLUTIONS))
+        convs = [kind(c, k, 3, 2, padding=1, groups=groups, bias=bias) for _, (c, k, groups, bias) in cases]
+        size = [1] * len(convs[0].kernel_size)
+        self.names = [name for name, _ in cases]
+        self.convs = nn.ModuleList(convs)
         self.norms = nn.ModuleList(norm(conv.out_channels) for conv in convs)
-        dims = len(convs[0].kernel_size)
         for each in self.norms:
             each._check_input_dim = lambda x: None  # a norm is one of any dimensions
-        self.factors = nn.ParameterList(torch.rand(1, conv.out_channels, *[1] * dims) + 0.5 for conv in convs)
+        self.factors = nn.ParameterList(torch.rand(1, conv.out_channels, *size) + 0.5 for conv in convs)
         self.one = nn.Parameter(torch.rand(1) + 0.5)
+        self.images = [torch.randn(2, conv.in_channels, *(5 * each for each in size), dtype=dtype) for conv in convs]
+        self.eval().to(dtype)
 
     def forward(self, *images: Tensor) -> list[Tensor]:
         result = []
-        for x, conv, normed, c in zip(images, self.convs, self.norms, self.factors, strict=True):
-            result.append(normed(conv(x)))
-            result += [BEHIND[name](conv(1.0 * x + i), c, self.one) for i, name in enumerate(self.behind)]
+        for name, x, conv, normed, c in zip(self.names, images, self.convs, self.norms, self.factors, strict=True):
+            y = conv(x)
+            result.append(normed(y) if name == "norm" else BEHIND[name](y, c, self.one))
         return result
 
 
-def model_of(kind: type[Any], behind: list[str], dtype: torch.dtype) -> tuple[nn.Module, list[Tensor]]:
-    convs = [kind(c, k, 3, 2, padding=1, groups=groups, bias=bias) for c, k, groups, bias in CONVOLUTIONS]
-    dims = len(convs[0].kernel_size)
-    images = [torch.randn(2, conv.in_channels, *[5] * dims, dtype=dtype) for conv in convs]
-    return Behind(convs, behind).eval().to(dtype), images
-
-
-def check(model: nn.Module, images: list[Tensor], run: Any) -> None:
-    dtype, found = images[0].dtype, run(*images)
-    for y, exact in zip(found, model.double()(*(x.double() for x in images)), strict=True):
-        assert y.dtype == dtype
-        assert relative_error(y.double(), exact) < (1e-5 if dtype == torch.float32 else 5e-2)
+def check(model: Behind, run: Any) -> None:
+    dtype, found = model.images[0].dtype, run(*model.images)
+    exact = model.double()(*(x.double() for x in model.images))
+    limit = 1e-5 if dtype == torch.float32 else 5e-2
+    wrong = [
+        (name, str(conv), relative_error(y.double(), each))
+        for name, conv, y, each in zip(model.names, model.convs, found, exact, strict=True)
+        if y.dtype != dtype or not relative_error(y.double(), each) < limit
+    ]
+    assert not wrong
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Conv1d, nn.Conv3d])
 def test_what_stands_behind_a_convolution_of_pytorchs(kind: type[Any]) -> None:
     torch._dynamo.reset()
-    model, images = model_of(kind, list(BEHIND) if kind is nn.ConvTranspose2d else ["mul"], torch.float32)
-    check(model, images, fastconv.compile(model, frozen=True))
+    model = Behind(kind, ["norm", *BEHIND] if kind is nn.ConvTranspose2d else ["norm", "mul"], torch.float32)
+    check(model, fastconv.compile(model, frozen=True))
 
 
 @torch.no_grad()
-def test_in_a_half_type_by_the_name_of_the_backend() -> None:
+def test_in_a_half_type_by_pytorchs_switch() -> None:
     torch._dynamo.reset()
-    model, images = model_of(nn.ConvTranspose2d, ["mul"], torch.bfloat16)
-    check(model, images, torch.compile(model, backend="fastconv", options={"freezing": True}))
+    model = Behind(nn.ConvTranspose2d, ["norm", "mul"], torch.bfloat16)
+    with config.patch(freezing=True):
+        check(model, torch.compile(model, backend="fastconv"))
 
 
 @torch.no_grad()
 def test_in_a_package(tmp_path: Path) -> None:
-    model, images = model_of(nn.ConvTranspose2d, [], torch.float32)
-    fastconv.export(model, images, tmp_path / "model.pt2", options={"freezing": True})
-    check(model, images, torch._inductor.aoti_load_package(str(tmp_path / "model.pt2")))
+    model = Behind(nn.ConvTranspose2d, ["norm"], torch.float32)
+    fastconv.export(model, model.images, tmp_path / "model.pt2", options={"freezing": True})
+    check(model, torch._inductor.aoti_load_package(str(tmp_path / "model.pt2")))
 
 
 @torch.no_grad()
 def test_beside_a_pass_of_the_callers() -> None:
     torch._dynamo.reset()
     seen: list[Any] = []
-    model, images = model_of(nn.ConvTranspose2d, [], torch.float32)
+    model = Behind(nn.ConvTranspose2d, ["norm"], torch.float32)
     options: Any = {"joint_custom_pre_pass": seen.append, "joint_custom_post_pass": seen.append}
     with torch.compiler.config.patch(force_disable_caches=True):
-        check(model, images, fastconv.compile(model, frozen=True, options=options))
+        check(model, fastconv.compile(model, frozen=True, options=options))
     assert len(seen) == 2
