@@ -138,3 +138,25 @@ def test_pytorchs_weight_gradient_in_fp32_may_be_winograds(cls, n, c, size, leas
         errors[r] = row["expected_error"]
     assert least <= errors[3] <= most
     assert errors[5] >= errors[3]
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("tf32", "float32"), ("fp32", "float32"), ("fp32", "float16")])
+def test_what_a_1x1_input_gradient_takes_is_cheaper_by_its_own_cost(precision, dtype):
+    """A product of the filter as it lies is not the convolution of the same name with the filter flipped."""
+    device, taken = _C.h200_device(), set()
+    for n, c, h, k in [
+        (8, 64, 130, 256),
+        (32, 32, 112, 96),
+        (64, 64, 56, 256),
+        (8, 512, 16, 2048),
+        (32, 256, 128, 512),
+    ]:
+        problem = _C.ConvProblem(n, c, h, h, k, 1, 1, dtype=dtype, precision=precision, layout="nhwc")
+        choice = _C.choose_input_gradient("auto", problem, device)
+        taken.add(choice["method"])
+        if choice["method"] == "torch":
+            continue
+        name = _C.choose(choice["algorithm"], choice["different"][0], device)["algorithm"]
+        costs = {row["algorithm"]: row["cost_us"] for row in _C.input_gradients(problem, device)}
+        assert costs[f"phases {name}"] < costs["torch"], problem
+    assert "phases" in taken

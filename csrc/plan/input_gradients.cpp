@@ -94,10 +94,13 @@ double product_us(double convolution_us, double torch_us, const ConvProblem& pro
 
 // Sets what is gained, and the algorithm where that is a matrix product; returns whether PyTorch's is taken.
 bool torch_is_faster(InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
+  constexpr double never = std::numeric_limits<double>::infinity();
   const Candidate own = choose("auto", choice.convolution, device);
-  const double of_convolutions = own_us(choice, own.plan.cost_us, problem, device);
+  // What would be a product convolves nothing (gradient_parts.h), whatever that would take.
+  const bool convolves = !is_product_with_filter(own.algorithm->name, problem, device.type);
+  const double of_convolutions = convolves ? own_us(choice, own.plan.cost_us, problem, device) : never;
   const double of_torch = torch_us(choice, own, problem, device);
-  double of_product = std::numeric_limits<double>::infinity();
+  double of_product = never;
   if (is_product_with_filter(product_algorithm, problem, device.type)) {
     const Candidate product = evaluate(find_algorithm(product_algorithm), choice.convolution, device);
     if (product.auto_eligible) of_product = product_us(product.plan.cost_us, of_torch, problem, device);
