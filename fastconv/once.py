@@ -6,8 +6,8 @@
 - on a CPU whose rates nobody has measured, one with neither AVX2 nor AVX-512: the two cheapest candidates and PyTorch's
   convolution. The choice is kept as `fastconv.tune`'s are (`fastconv.measured`).
 
-A call that trains its weight has the gradients measured, too. Compiled code is planned by the cost model, and by what
-was measured before. FASTCONV_MEASURE=1 measures on every device and keeps the choices, FASTCONV_MEASURE=0 never.
+A call that trains its weight has the gradients measured, too. What is compiled is measured while it is compiled, where
+sizes are known. FASTCONV_MEASURE=1 measures on every device and keeps the choices, FASTCONV_MEASURE=0 never.
 """
 
 from __future__ import annotations
@@ -81,11 +81,16 @@ def measure(
             ops.format_of(weight), bias is not None, residual is not None, activation, slope, max_error, max_workspace,
             after and residual is not None, max_pool, trained="backward_weight" in passes,
         )  # fmt: skip
-        problems = [each for each in map(convolution.in_pass, passes) if each.key not in measured.choices()]
+        convolution.problem()
     except (RuntimeError, ValueError):  # the call itself says what is wrong with it
         return
-    for each in problems:
-        tuning.measure_quickly(each, kept=settings.measure is True or x.is_cpu)
+    measure_problems(convolution, passes)
+
+
+def measure_problems(convolution: tuning.Convolution, passes: Sequence[str]) -> None:
+    """Measures those passes of a convolution that have not been."""
+    for each in [each for each in map(convolution.in_pass, passes) if each.key not in measured.choices()]:
+        tuning.measure_quickly(each, kept=settings.measure is True or convolution.device.type == "cpu")
 
 
 def passes_of(x: Tensor) -> list[str]:

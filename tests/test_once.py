@@ -175,6 +175,39 @@ def test_a_cpu_is_unknown_without_vectors(monkeypatch):
         assert once.is_unknown(torch.device("cpu")) == (name == "generic")
 
 
+def _compiled(model, **options):
+    torch._dynamo.reset()
+    return fastconv.compile(model, options={"fx_graph_cache": False}, **options)
+
+
+def test_compiled_code_is_measured_while_it_is_compiled(timed):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.MaxPool2d(2)).eval()
+    x = torch.randn(2, 3, 12, 12)
+    with torch.no_grad():
+        compiled = _compiled(model, frozen=True)
+        for _ in range(2):
+            assert relative_error(compiled(x), model(x)) < 1e-5
+    keys = list(measured.choices())
+    assert [("relu" in problem, pass_) for _, problem, pass_ in keys] == [(True, "forward"), (False, "forward")]
+    assert len(timed) == 2
+    ran = [choice.algorithm for choice in measured.choices().values()]
+    assert [name for row in compiled.report.rows for name in [row.algorithm] if name] == ran
+    x.requires_grad_()
+    _compiled(model.train())(x).sum().backward()
+    passes = [pass_ for *_, pass_ in list(measured.choices())[2:]]
+    assert sorted(passes) == ["backward_input"] * 2 + ["backward_weight"] * 2 + ["forward"] * 2
+
+
+def test_compiled_code_is_not_measured_where_sizes_are_unknown_or_nobody_wants_it(timed, monkeypatch):
+    model, x = nn.Conv2d(3, 8, 3).eval(), torch.randn(2, 3, 12, 12)
+    with torch.no_grad():
+        torch._dynamo.mark_dynamic(x, 0)
+        assert relative_error(_compiled(model)(x), model(x)) < 1e-5
+        monkeypatch.setattr(once, "_is_unknown_cpu", lambda: False)
+        _compiled(model)(torch.randn(2, 3, 12, 12))
+    assert timed == []
+
+
 def test_a_failure_leaves_the_planned_choice(timed, monkeypatch):
     """And is not tried again at every call."""
 

@@ -22,6 +22,7 @@ from fastconv.rewrites.convolution import (
     is_in_class,
     is_like_output,
     is_static,
+    measure,
     plan_of,
     planned,
 )
@@ -37,6 +38,7 @@ def _find_call(node: fx.Node, asked: Asked) -> Match:
     """With what the planner says, which the report tells."""
     call = call_of(node)
     assert call is not None
+    measure(call, ("forward",), packs=not asked.packed)
     algorithm, obstacle = planned(call, packs=not asked.packed)
     taken = node.meta.get("fastconv")
     if isinstance(taken, Taken):

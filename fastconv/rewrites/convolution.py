@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from fastconv import _C, ops, settings
+from fastconv import _C, once, ops, settings, tuning
 from fastconv.ops import plain
 from fastconv.ops.geometry import Geometry, Options, pair
 from fastconv.reports import by
@@ -38,7 +40,7 @@ class Asked:
         """All that a rewriting depends on besides the graph."""
         return (
             self.resolved_algorithm(), self.precision, settings.cuda_precision(), self.limits(), self.packed,
-            self.scatters, settings.switches.backend_flags, settings.disabled,
+            self.scatters, settings.switches.backend_flags, settings.disabled, settings.measure,
         )  # fmt: skip
 
 
@@ -265,6 +267,24 @@ def problem_of(
         input_activation=input_activation, x_channels=x_channels, y_channels=y_channels, packs=packs,
         **settings.Limits(call.max_error, call.max_workspace)._asdict(),
     )  # fmt: skip
+
+
+def measure(call: Call, passes: Sequence[str], packs: bool) -> None:
+    """Measures at the example's sizes, where that is wanted, what costs do not tell (`fastconv.once`)."""
+    x, weight = value_of(call.input), value_of(call.weight)
+    can_be = call.algorithm == "auto" and is_static(call.input) and is_static(call.weight) and not channels_around(x)
+    if not can_be or not once.is_wanted(x) or problem_of(call) is None or 0 in (*x.shape, *weight.shape):
+        return
+    with unset_fake_temporarily(), torch.no_grad():
+        once.measure_problems(
+            tuning.Convolution(
+                x.device, x.dtype, tuple(x.shape), tuple(weight.shape), tuple(call.stride), tuple(call.padding),
+                tuple(call.dilation), call.groups, call.precision, ops.format_of(x), ops.format_of(weight),
+                call.bias is not None, call.residual is not None, call.activation, call.negative_slope, call.max_error,
+                call.max_workspace, call.residual_after, call.max_pool, call.backend_flags, trained=packs,
+            ),
+            passes,
+        )  # fmt: skip
 
 
 def plan_of(call: Call, **around: Any) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fastconv import ops, selection
-from fastconv.rewrites.convolution import Asked, Call, Obstacle, describe, is_in_class, obstacle_of, problem_of
+from fastconv.rewrites.convolution import Asked, Call, Obstacle, describe, is_in_class, measure, obstacle_of, problem_of
 from fastconv.rewrites.editor import Editor, value_of
 from fastconv.rewrites.patterns import Match, Rewrite, new_call
 
@@ -39,11 +39,11 @@ def _gradient_obstacle(match: Match, asked: Asked) -> Obstacle | None:
     problem = problem_of(call)
     if problem is None:
         return None
+    wanted = [pass_ for pass_, is_wanted in zip(selection.PASSES[1:], mask, strict=False) if is_wanted]  # type: ignore[arg-type]
+    measure(call, wanted, packs=True)
     device = ops.device_info(value_of(x).device)
     chosen = {
-        pass_.removeprefix("backward_"): selection.choose(pass_, problem, device, call.algorithm)
-        for pass_, is_wanted in zip(selection.PASSES[1:], mask, strict=False)  # type: ignore[arg-type]
-        if is_wanted
+        pass_.removeprefix("backward_"): selection.choose(pass_, problem, device, call.algorithm) for pass_ in wanted
     }
     assert match.taken is not None
     match.taken.algorithm = ", ".join(f"{what}: {choice.name}" for what, choice in chosen.items())
