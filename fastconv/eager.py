@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -302,12 +302,13 @@ def mode_of(state: LayerState, x: Tensor, weight: Tensor, precision: str, follow
     return mode
 
 
-def _recorded(mode: int, x: Tensor, weight: Tensor, bias: Tensor | None, key: Settings, precision: str) -> int:
+def _measured(
+    mode: int, x: Tensor, weight: Tensor, bias: Tensor | None, key: Settings, precision: str, passes: Sequence[str]
+) -> int:
     """The mode of a call that autograd records, so that it cannot be repeated: what is to be measured is, first."""
-    trained = weight.requires_grad
     if mode & ops.MEASURED:
-        once.measure(x, weight, bias, None, key, precision, once.passes_of(x) if trained else ("forward",))
-    return mode & ~ops.MEASURED | (ops.TRAINED if trained else 0)
+        once.measure(x, weight, bias, None, key, precision, passes)
+    return mode & ~ops.MEASURED
 
 
 def infer(state: LayerState, key: Settings, precision: str, *arguments: Any) -> Tensor | None:
@@ -337,7 +338,10 @@ def convolve(
         if not (torch.is_grad_enabled() and (trained or needs_gradient(x, bias, residual))):
             y = infer(state, key, precision, x, weight, bias, residual, layer, mode)
         elif residual is None and key[5] == "none" and not key[9]:
-            mode = _recorded(mode, x, weight, bias, key, precision)
+            passes = once.passes_of(x) if trained else ("forward",)
+            mode = _measured(mode, x, weight, bias, key, precision, passes)
+            if trained:
+                mode |= ops.TRAINED
             call = state.calls.get((layer, mode)) or state.new_call(layer, mode)
             y = ops.recorded_convolution(x, weight, bias, call)
             if not trained:
@@ -373,7 +377,7 @@ def trained_call(
     if any(tensor is not None and ops.dtype_name(tensor.dtype) == "other" for tensor in tensors):
         return None
     layer, mode = state.layer_of(key), mode_of(state, x, weight, precision)
-    mode = _recorded(mode, *tensors, key, precision)
+    mode = _measured(mode, tensors[0], tensors[1], tensors[2], key, precision, once.passes_of(x)) | ops.TRAINED
     names_own = state.resolved not in ("auto", "torch")
     if not names_own and ops.layer_left_to_torch(*tensors, layer, mode, x.requires_grad):
         layout = "nhwc" if ops.format_of(x, weight) == torch.channels_last else "nchw"

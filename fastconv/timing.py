@@ -6,10 +6,11 @@ so that the host's launch gaps count for nobody.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -237,6 +238,45 @@ def recover() -> None:
         torch.cuda.synchronize()
     except Exception as error:
         raise DeviceLost(message_of(error)) from error
+
+
+def drop_hopeless(
+    rows: Sequence[Mapping[str, Any]],
+    calls: MutableMapping[str, Callable[[], Output]],
+    device: torch.device,
+    failures: dict[str, str],
+    kept: Container[str] = (),
+    announce: Callable[[str], None] = lambda name: None,
+) -> list[str]:
+    """Runs each contender of `rows` (algorithm, cost_us) in this order; takes out of `calls` what raises or, unless it
+    is among `kept`, has no chance. Returns those that are so slow that three rounds are enough.
+
+    announce: called with a contender's name before it first runs.
+    """
+    estimates: dict[str, float] = {}
+    for row in rows:
+        name, best = row["algorithm"], max(min(estimates.values(), default=math.inf), SHORT_US)
+        if name not in calls:
+            continue
+        if name not in kept and row["cost_us"] > max(SLOW_US, HOPELESS * best):
+            failures[name] = f"the cost model expects {row['cost_us']:.0f} us, over {HOPELESS:g} times the best"
+        else:
+            announce(name)
+            try:
+                us = once(calls[name], device)[1]
+                # Else no start-up explains it, but PyTorch's, which may search.
+                if name == "torch" or us <= max(SLOW_US, HOPELESS * best):
+                    us = min(us, once(calls[name], device)[1])
+                if name in kept or us <= HOPELESS * best:
+                    estimates[name] = us
+                    continue
+                failures[name] = f"one call took {us:.0f} us, over {HOPELESS:g} times the best"
+            except Exception as error:
+                failures[name] = message_of(error)
+                recover()
+        del calls[name]
+    best = max(min(estimates.values(), default=math.inf), SHORT_US)
+    return [name for name, us in estimates.items() if us > SLOW * best]
 
 
 def measure(

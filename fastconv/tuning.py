@@ -8,7 +8,7 @@ import functools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -456,7 +456,7 @@ def _measure(
         on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
         with torch.no_grad(), on_device, convolution.switches():
             calls = convolution.contenders([row["algorithm"] for row in rows], failures)
-            few = drop_hopeless(rows, calls, device, failures)
+            few = timing.drop_hopeless(rows, calls, device, failures)
             found = time(calls, few_rounds=few)
         us, failures = {name: round(time.us, 2) for name, time in found.timings.items()}, failures | found.failures
     except timing.DeviceLost:
@@ -468,42 +468,3 @@ def _measure(
     if best is not None and us.get(planned, math.inf) <= (1 + noise) * us[best]:
         best = planned
     return planned, best, us, failures
-
-
-def drop_hopeless(
-    rows: Sequence[Mapping[str, Any]],
-    calls: dict[str, Callable[[], Tensor]],
-    device: torch.device,
-    failures: dict[str, str],
-    kept: Container[str] = (),
-    announce: Callable[[str], None] = lambda name: None,
-) -> list[str]:
-    """Runs each contender of `rows` (algorithm, cost_us) in this order; takes out of `calls` what raises or, unless it
-    is among `kept`, has no chance. Returns those that are so slow that three rounds are enough.
-
-    announce: called with a contender's name before it first runs.
-    """
-    estimates: dict[str, float] = {}
-    for row in rows:
-        name, best = row["algorithm"], max(min(estimates.values(), default=math.inf), timing.SHORT_US)
-        if name not in calls:
-            continue
-        if name not in kept and row["cost_us"] > max(timing.SLOW_US, timing.HOPELESS * best):
-            failures[name] = f"the cost model expects {row['cost_us']:.0f} us, over {timing.HOPELESS:g} times the best"
-        else:
-            announce(name)
-            try:
-                us = timing.once(calls[name], device)[1]
-                # Else no start-up explains it, but PyTorch's, which may search.
-                if name == "torch" or us <= max(timing.SLOW_US, timing.HOPELESS * best):
-                    us = min(us, timing.once(calls[name], device)[1])
-                if name in kept or us <= timing.HOPELESS * best:
-                    estimates[name] = us
-                    continue
-                failures[name] = f"one call took {us:.0f} us, over {timing.HOPELESS:g} times the best"
-            except Exception as error:
-                failures[name] = timing.message_of(error)
-                timing.recover()
-        del calls[name]
-    best = max(min(estimates.values(), default=math.inf), timing.SHORT_US)
-    return [name for name, us in estimates.items() if us > timing.SLOW * best]

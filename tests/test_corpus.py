@@ -11,6 +11,7 @@ from torch import nn
 
 from benchmarks import corpus
 from benchmarks.corpus import definitions, networks, trace
+from benchmarks.networks import suite as bench
 from benchmarks.networks import zoo
 from fastconv import _C
 
@@ -120,3 +121,20 @@ def test_mask_rcnn_runs_all_of_its_convolutions(monkeypatch):
     assert y.isfinite().all()
     of_all = {module for module in model.modules() if isinstance(module, nn.Conv2d | nn.ConvTranspose2d)}
     assert set(called) == of_all
+
+
+def test_any_network_is_one_of_the_suites() -> None:
+    """Any network of the corpus with a square input is one of the suite's, whatever it takes and returns."""
+    assert {"vgg16", "unet_2015", "sd_vae_decoder"} <= set(zoo.names())
+    assert zoo.inputs("vae_decoder_2048", 1, zoo.network("vae_decoder_2048").image).shape == (1, 16, 256, 256)
+    assert zoo.inputs("unet_2015", 2, 188).shape == (2, 1, 188, 188)
+    document = bench.run(["unet_2015"], ["fp32"], ["fused"], rounds=1, device="cpu", peers=["torch_eager"], batch=1,
+                         image=188, layouts=["nchw"])  # fmt: skip
+    (row,) = document["rows"]
+    assert row["us"] > 0
+    assert row["logits_error"] < 1e-5
+    assert row["total"] == 23  # 4 of them transposed
+    detector, x = zoo.build("yolov8n", image=64), zoo.inputs("yolov8n", 2, 64)
+    assert zoo.comparable("yolov8n", detector(x)).shape[0] == 2
+    with pytest.raises(ValueError, match="network is 'nothing'; expected one of"):
+        zoo.network("nothing")

@@ -485,22 +485,3 @@ def test_on_the_gpu(tmp_path):
     for row in document["rows"]:
         assert row["failures"] == {}
         assert row["us"] > 0
-
-
-def test_networks_of_the_corpus():
-    """Any network of the corpus with a square input is one of the suite's, whatever it takes and returns."""
-    from benchmarks.networks import zoo
-
-    assert {"vgg16", "unet_2015", "sd_vae_decoder"} <= set(zoo.names())
-    assert zoo.inputs("vae_decoder_2048", 1, zoo.network("vae_decoder_2048").image).shape == (1, 16, 256, 256)
-    assert zoo.inputs("unet_2015", 2, 188).shape == (2, 1, 188, 188)
-    document = bench.run(["unet_2015"], ["fp32"], ["fused"], rounds=1, device="cpu", peers=["torch_eager"], batch=1,
-                         image=188, layouts=["nchw"])  # fmt: skip
-    (row,) = document["rows"]
-    assert row["us"] > 0
-    assert row["logits_error"] < 1e-5
-    assert row["total"] == 23  # 4 of them transposed
-    detector, x = zoo.build("yolov8n", image=64), zoo.inputs("yolov8n", 2, 64)
-    assert zoo.comparable("yolov8n", detector(x)).shape[0] == 2
-    with pytest.raises(ValueError, match="network is 'nothing'; expected one of"):
-        zoo.network("nothing")

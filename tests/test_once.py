@@ -175,6 +175,20 @@ def test_a_cpu_is_unknown_without_vectors(monkeypatch):
         assert once.is_unknown(torch.device("cpu")) == (name == "generic")
 
 
+def test_training_under_autocast_keeps_no_packed_weight(timed):
+    """What is cast for a call is another tensor at the next; the problem is that of the lower type."""
+    conv, x = layer(), torch.randn(2, 8, 9, 10, requires_grad=True)
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = conv(x)
+        y.sum().backward()
+    assert conv._fastconv.packed == []
+    assert {("bfloat16" in problem, pass_) for _, problem, pass_ in measured.choices()} == {
+        (True, "forward"), (True, "backward_input"), (True, "backward_weight")
+    }  # fmt: skip
+    assert len(timed) == 3
+
+
 def _compiled(model, **options):
     torch._dynamo.reset()
     return fastconv.compile(model, options={"fx_graph_cache": False}, **options)

@@ -267,7 +267,7 @@ def test_the_slow_and_the_hopeless_get_less_time(monkeypatch):
     rows = [{"algorithm": name, "cost_us": us} for name, us in [("a", 1.0), ("b", 2.0), ("c", 1e5)]]
     calls = {name: (lambda us=us: us) for name, us in took.items()}
     failures = {}
-    assert tuning.drop_hopeless(rows, calls, CPU, failures) == ["b"]
+    assert timing.drop_hopeless(rows, calls, CPU, failures) == ["b"]
     assert calls.keys() == {"a", "b"}
     assert failures == {"c": "the cost model expects 100000 us, over 20 times the best"}
 
@@ -277,6 +277,6 @@ def test_pytorch_is_not_hopeless_because_it_searches_first(monkeypatch):
     rows = [{"algorithm": name, "cost_us": us} for name, us in [("a", 1.0), ("torch", 2.0), ("b", 3.0)]]
     calls = {"a": lambda: 10.0, "torch": iter([500e3, 8.0]).__next__, "b": iter([500e3, 8.0]).__next__}
     failures = {}
-    assert tuning.drop_hopeless(rows, calls, CPU, failures) == []
+    assert timing.drop_hopeless(rows, calls, CPU, failures) == []
     assert calls.keys() == {"a", "torch"}
     assert failures == {"b": "one call took 500000 us, over 20 times the best"}

@@ -14,7 +14,8 @@ from benchmarks.harness import ours, results, turns
 from benchmarks.layers.sets import floor_here
 from benchmarks.regret.problems import Problem
 from fastconv import _C, ops, timing
-from fastconv.tuning import Convolution, drop_hopeless
+from fastconv.timing import drop_hopeless
+from fastconv.tuning import Convolution
 
 ORDERS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 _FLAGS = 1 | 4  # the operators' backend_flags: cuDNN, with a search
