@@ -1,15 +1,18 @@
 """What PyTorch's freezing does to the convolutions that stay PyTorch's: it must not change what they compute."""
 
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fusing import norm
 from layers import relative_error
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch._inductor import config
 
 import fastconv
@@ -97,3 +100,38 @@ def test_beside_a_pass_of_the_callers() -> None:
     with torch.compiler.config.patch(force_disable_caches=True):
         check(model, fastconv.compile(model, frozen=True, options=options))
     assert len(seen) == 2
+
+
+class Clamped(nn.Module):
+    """Convolutions of pictures, of the first row of each and of piles of them, with what clamps behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(16, 16, 3, padding=1) for _ in range(9))
+        self.low = nn.Conv2d(16, 16, 3, padding=1).bfloat16()
+        self.row = nn.Sequential(nn.Conv1d(16, 16, 3), nn.BatchNorm1d(16), nn.ReLU())
+        self.pile = nn.Sequential(nn.Conv3d(16, 16, 2), nn.BatchNorm3d(16), nn.ReLU6())
+        self.transposed = nn.Sequential(nn.ConvTranspose2d(16, 16, 3, 2), nn.ReLU())
+        self.norm = norm(16)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        a, b, c, d, e, f, g, h, i = (conv(x) for conv in self.convs)
+        return [
+            F.relu(a), F.relu6(b), F.leaky_relu(c, 0.0), F.hardtanh(d), F.hardsigmoid(e), torch.clamp(f, min=-1.0),
+            F.relu(g + x), F.relu(self.norm(h)), F.hardswish(i), F.relu(self.low(x.bfloat16())), self.row(x[:, :, 0]),
+            self.pile(x[:, :, None].expand(-1, -1, 2, -1, -1)), self.transposed(x),
+        ]  # fmt: skip
+
+
+@torch.no_grad()
+def test_nan_stays_nan_behind_what_clamps() -> None:
+    torch._dynamo.reset()
+    model, x = Clamped().eval(), torch.randn(2, 16, 9, 9)
+    x[0, 3, 0, 4] = math.nan
+    compiled = fastconv.compile(model, frozen=True, algorithm="torch")
+    before = counters["inductor"]["mkldnn_unary_fusion_matcher_count"]
+    for y, expected in zip(compiled(x), model(x), strict=True):
+        assert expected.isnan().any()
+        limit = 1e-5 if y.dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(y, expected, rtol=limit, atol=limit, equal_nan=True)
+    assert counters["inductor"]["mkldnn_unary_fusion_matcher_count"] <= before + 1  # hardswish, which keeps it

@@ -51,7 +51,7 @@ def export(
     """
     from torch._inductor import aoti_compile_and_package
 
-    from fastconv.compiler.inductor import with_transposed_apart
+    from fastconv.compiler.freezing import kept_right
 
     check_settings(algorithm, precision, max_error, max_workspace)
     if not isinstance(model, nn.Module):
@@ -65,7 +65,7 @@ def export(
     asked = rewrites.Asked(algorithm, precision, max_error, max_workspace, packed=True, scatters=True)
     report = RewriteReport()
     inputs = tuple(example_inputs)
-    configs = with_transposed_apart(dict(options or {}))
+    configs = kept_right(dict(options or {}))
     with torch.no_grad():
         module, found = rewritten(model, inputs, asked, dynamic_shapes)
         report.graphs.append(found)

@@ -17,12 +17,9 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 
 from fastconv import built, measured, rewrites
+from fastconv.compiler.freezing import kept_right, with_pass
 from fastconv.rewrites import Asked
 from fastconv.rewrites.report import RewriteReport
-
-aten = torch.ops.aten
-
-_PRE, _POST = "joint_custom_pre_pass", "joint_custom_post_pass"  # Inductor's options
 
 
 class Decompositions(dict[Any, Callable[..., Any]]):
@@ -41,7 +38,7 @@ def _code() -> str:
     """What the rewrites are: their own text, that of the lowerings, and the library that plans for them."""
     digest = hashlib.sha256(built.version().encode())
     folder = Path(rewrites.__file__).parent
-    for file in (*sorted(folder.glob("*.py")), folder.parent / "integrations.py", Path(__file__)):
+    for file in (*sorted(folder.glob("*.py")), folder.parent / "integrations.py"):
         digest.update(file.read_bytes())
     digest.update(built.digest().encode())
     return digest.hexdigest()
@@ -64,28 +61,6 @@ class RewritePass(CustomGraphPass):
         return "fastconv", _code(), self.asked.state(), choices
 
 
-class TransposedApart(CustomGraphPass):
-    """Hides transposed convolutions from Inductor's freezing, which folds norms, factors and summands behind them into
-    the weight's first dimension, as if that were the output's channels. They stand behind `aten.alias`, which Inductor
-    drops before it fuses and lowers."""
-
-    def __call__(self, graph: fx.Graph) -> None:
-        for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-            if node.args[6]:  # is transposed
-                with graph.inserting_after(node):
-                    alias = graph.call_function(aten.alias.default, (node,))
-                alias.meta = dict(node.meta)
-                node.replace_all_uses_with(alias, lambda user, alias=alias: user is not alias)
-
-    def uuid(self) -> Any:
-        return "fastconv", _code()
-
-
-def with_transposed_apart(patches: dict[str, Any]) -> dict[str, Any]:
-    """Inductor's options with that pass in them."""
-    return patches | {_POST: _after(patches.get(_POST, getattr(config, _POST)), TransposedApart())}
-
-
 def compile_graph(
     graph: fx.GraphModule, inputs: Sequence[Any], asked: Asked, frozen: bool, mode: str | None,
     options: dict[str, Any], report: RewriteReport | None,
@@ -98,33 +73,11 @@ def compile_graph(
     freezes = patches.get("freezing", config.freezing) and not torch.is_grad_enabled()
     freezes = bool(freezes)
     mine = RewritePass(replace(asked, packed=freezes, scatters=freezes))
-    patches[_PRE] = _after(patches.get(_PRE, getattr(config, _PRE)), mine)
+    patches = with_pass(patches, "joint_custom_pre_pass", mine)
     if freezes:
-        patches = with_transposed_apart(patches)
+        patches = kept_right(patches)
     compiled: Any = compile_fx(graph, inputs, config_patches=patches, decompositions=decompositions())
     if report is not None:
         report.graphs.append(mine.found)
         report.following += not freezes and not torch.is_grad_enabled()
     return compiled  # type: ignore[no-any-return]
-
-
-class _Both(CustomGraphPass):
-    """One pass after another: some releases take no list of them."""
-
-    def __init__(self, first: Any, second: CustomGraphPass) -> None:
-        self.first, self.second = first, second
-
-    def __call__(self, graph: fx.Graph) -> None:
-        self.first(graph)
-        self.second(graph)
-
-    def uuid(self) -> Any:
-        first = self.first.uuid() if isinstance(self.first, CustomGraphPass) else None
-        return None if first is None else (first, self.second.uuid())  # none: nothing is cached
-
-
-def _after(others: Any, mine: CustomGraphPass) -> Any:
-    """Inductor's option with a pass more."""
-    if others is None:
-        return mine
-    return [*others, mine] if isinstance(others, (list, tuple)) else _Both(others, mine)
