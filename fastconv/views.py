@@ -62,6 +62,8 @@ def conv1d(
     Raises as `fastconv.conv2d`."""
     functional._require_tensor("input", input)
     functional._require_tensor("weight", weight)
+    if bias is not None:
+        functional._require_tensor("bias", bias)
     if input.dim() not in (2, 3):
         raise RuntimeError(f"input has shape {list(input.shape)}; expected [N, C, L] or [C, L]")
     if weight.dim() != 3:
