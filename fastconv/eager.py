@@ -31,6 +31,7 @@ _held_by_graphs: weakref.WeakKeyDictionary[nn.Module, list[LayerState]] = weakre
 
 # What every call asks, by names that are found at once.
 _is_compiling = torch.compiler.is_compiling
+_searches = torch._C._get_cudnn_benchmark
 _transforms = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
@@ -383,6 +384,32 @@ def trained_call(
         layout = "nhwc" if ops.format_of(x, weight) == torch.channels_last else "nchw"
         return None, state.latest, (layout, ops.dtype_name(tensors[0].dtype), precision)
     return state.calls.get((layer, mode)) or state.new_call(layer, mode), state.latest, ()
+
+
+def convolve_trained(
+    state: LayerState, x: Tensor, weight: Tensor, bias: Tensor | None, key: Settings, precision: str
+) -> Tensor | None:
+    """A call of `conv2d` that trains the weight, batched and with nothing behind the convolution, by what is kept of
+    another; None if it is `convolve`'s."""
+    asked = key, precision, x.shape, x.dtype, x.requires_grad, ops.measured_generation, switches_of(x), _searches()
+    known = state.trained.get(asked)
+    if known is None:
+        known = trained_call(state, x, weight, bias, key, precision)
+        if known is None:
+            return None
+        state.keep_trained(asked, known)
+    call, latest, kind = known
+    if call is None:
+        state.elsewhere = "torch", asked[2], kind
+        ops.record_torch(autocast_type(x) or x.dtype, precision)
+        return F.conv2d(x, weight, bias, *key[1:5])
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := "cuda" if x.is_cuda else "cpu"):
+        x, weight, bias = cast(device, x, weight, bias)
+    state.latest, state.elsewhere = latest, None
+    try:
+        return ops.recorded_convolution(x, weight, bias, call)
+    except failures.UnseenError:
+        return None
 
 
 def convolve_around(

@@ -105,3 +105,41 @@ def test_a_sparse_input_is_refused_as_by_pytorch() -> None:
     for function in (F.conv2d, fastconv.conv2d):
         with pytest.raises((RuntimeError, NotImplementedError)):
             function(x.to_sparse(), w, b)
+
+
+@pytest.mark.parametrize("lower", [None, torch.bfloat16], ids=["plain", "autocast"])
+@pytest.mark.parametrize("algorithm", ["auto", "implicit_gemm", "torch"])
+def test_a_weight_that_is_trained(algorithm: str, lower: torch.dtype | None) -> None:
+    """At other sizes, with another bias or none, written in place, trained no more."""
+    x, w, b = tensors()
+    w.requires_grad_()
+
+    def both(x: torch.Tensor, bias: torch.Tensor | None, padding: int = 1) -> None:
+        found = []
+        for conv2d in (fastconv.conv2d, F.conv2d):
+            own, named = x.clone().requires_grad_(), {"algorithm": algorithm} if conv2d is fastconv.conv2d else {}
+            with torch.autocast("cpu", lower, enabled=lower is not None):
+                y = conv2d(own, w, bias, padding=padding, **named)  # type: ignore[operator]
+            ran = fastconv.last_call() or {}  # no gradient's
+            if named:
+                assert ran["class"] == ("fp32" if lower is None else "bf16")
+                assert algorithm in ("auto", ran["algorithm"])
+            asked = (own, w) if w.requires_grad else (own,)
+            found.append((y, *torch.autograd.grad((y.float() ** 2).sum(), asked)))
+        for ours, expected in zip(*found, strict=True):
+            assert ours.dtype == expected.dtype
+            torch.testing.assert_close(
+                ours, expected, rtol=1e-4 if lower is None else 0.1, atol=1e-3 if lower is None else 1
+            )
+
+    for _ in range(4):
+        both(x, b)
+    both(x[:1], b)
+    both(x.to(memory_format=torch.channels_last), None)
+    both(x, b, padding=2)
+    with torch.no_grad():
+        w.mul_(3)
+    both(x, b)
+    both(x[0], b)
+    w.requires_grad_(False)
+    both(x, b)
