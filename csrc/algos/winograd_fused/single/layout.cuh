@@ -43,20 +43,38 @@ constexpr int sums_segments(Shape shape) { return shape.packs_columns ? 2 : 1; }
 
 constexpr int raw_column_bytes = 64;
 
-// The first column of a work tile, or of a tile of packed columns, whose input is looked at for its scale. Inside the
-// input wherever a single output starts: else a part at the edge is taken for zeros, and repeated
-// (docs/log/154-ragged-maps.md).
-__host__ __device__ constexpr int first_sampled_column(Shape shape, int pad_w) {
-  return shape.images > 1 ? shape.tiles / 2 : pad_w > 1 ? pad_w : 1;
+// Where the input of a work tile is looked at for its scale: in a tile of packed columns at two rows and two columns,
+// else in every second row (of `small` in each) at four columns.
+__host__ __device__ constexpr int sampled_column(Shape shape, int i) {
+  if (shape.packs_columns) return i % 2 * 2;
+  return shape.images > 1 ? shape.tiles / 2 + i * shape.tiles : i == 0 ? 0 : 9 * i - 7;
 }
-constexpr bool samples_single_outputs(int pad_w) {
-  for (int w = taps; w < 64; ++w) {
-    const int last_tile = (w + 2 * pad_w - taps) / tile_outputs * tile_outputs;
-    if (last_tile - pad_w + first_sampled_column(wide, pad_w) >= w) return false;
+__host__ __device__ constexpr int sampled_row(Shape shape, int i, int p) {  // p: rows of y
+  if (shape.packs_columns) return i < 2 ? 0 : p > shape.rows ? shape.rows : 2;
+  return i * (shape.input_rows() / 8);
+}
+// Some of it is inside the input wherever there is an output: else a part at an edge would be taken for zeros, and
+// repeated (docs/log/154-ragged-maps.md).
+constexpr bool samples_inputs(Shape shape, bool along_w) {
+  const int step = !along_w ? shape.rows : shape.packs_columns ? tile_outputs : shape.width();
+  const int count = shape.packs_columns || along_w ? 4 : 8;
+  for (int pad = 0; pad < taps; ++pad) {
+    for (int size = 2; size < 64; ++size) {
+      const int outputs = size + 2 * pad - (taps - 1);
+      for (int first = 0; first < outputs; first += step) {
+        bool inside = false;
+        for (int i = 0; i < count; ++i) {
+          const int at = first - pad + (along_w ? sampled_column(shape, i) : sampled_row(shape, i, outputs));
+          inside |= at >= 0 && at < size;
+        }
+        if (!inside) return false;
+      }
+    }
   }
-  return first_sampled_column(wide, pad_w) >= pad_w;  // of the first tile
+  return true;
 }
-static_assert(samples_single_outputs(0) && samples_single_outputs(1));
+static_assert(samples_inputs(wide, true) && samples_inputs(wide, false));
+static_assert(samples_inputs(packed_columns, true) && samples_inputs(packed_columns, false));
 
 // What the producers' threads go along: the tiles of an image in a row, or half of the tiles of packed columns.
 constexpr int strips(Shape shape) { return shape.packs_columns ? 2 : shape.images; }

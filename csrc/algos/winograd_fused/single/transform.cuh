@@ -149,14 +149,13 @@ template <typename T, Shape shape>
 __device__ __forceinline__ Exponents<shape> guess_exponents(const Params<T>& params, const unsigned char* raw, int lane,
                                                             int image, int left) {
   using Stage = single::Stage<T, shape>;
-  const int first_column = first_sampled_column(shape, params.pad_w);
   if constexpr (shape.packs_columns) {
-    // Two tiles at a time, 4 rows of each.
-    static_assert(shape.input_rows() > 3 * 4 + 1 && shape.tiles == 8);
+    // Two tiles at a time, 4 places of each.
+    static_assert(shape.tiles == 8);
     constexpr int tile_bytes = tile_outputs * raw_column_bytes;
     launder(lane);
-    const int row = lane / 4 % 4 * 4 + 1, first = lane / 16;
-    raw += lane % 4 * 16 + first_column * raw_column_bytes;
+    const int place = lane / 4 % 4, row = sampled_row(shape, place, params.p), first = lane / 16;
+    raw += lane % 4 * 16 + sampled_column(shape, place) * raw_column_bytes;
     const unsigned char* other =
         raw + segment_bytes(left) + row * segment_row_bytes(shape.tiles - left) - left * tile_bytes;
     raw += row * segment_row_bytes(left);
@@ -173,16 +172,15 @@ __device__ __forceinline__ Exponents<shape> guess_exponents(const Params<T>& par
     for (int i = 0; i < 2; ++i) largest[i] = __reduce_max_sync(~0u, largest[i]);
     return {{left > 0 ? guess_exponent(largest[0]) : 0, guess_exponent(largest[1])}};
   }
-  raw +=
-      (lane >> 2) * (shape.input_rows() / 8) * Stage::raw_row_bytes + first_column * raw_column_bytes + (lane & 3) * 16;
+  raw += sampled_row(shape, lane >> 2, 0) * Stage::raw_row_bytes + (lane & 3) * 16;
   unsigned found = 0;
 #pragma unroll
   for (int i = 0; i < shape.images; ++i) {
     unsigned largest = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const auto& piece =
-          *reinterpret_cast<const uint4*>(raw + i * Stage::raw_image_bytes + j * shape.tiles * raw_column_bytes);
+      const auto& piece = *reinterpret_cast<const uint4*>(raw + i * Stage::raw_image_bytes +
+                                                          sampled_column(shape, j) * raw_column_bytes);
       largest = max(largest, largest_bits<T>(piece));
     }
     largest = __reduce_max_sync(~0u, largest);
