@@ -379,7 +379,7 @@ def trained_call(
         return None
     layer, mode = state.layer_of(key), mode_of(state, x, weight, precision)
     mode = _measured(mode, tensors[0], tensors[1], tensors[2], key, precision, once.passes_of(x)) | ops.TRAINED
-    names_own = state.resolved not in ("auto", "torch")
+    names_own = key[0] not in ("auto", "torch")
     if not names_own and ops.layer_left_to_torch(*tensors, layer, mode, x.requires_grad):
         layout = "nhwc" if ops.format_of(x, weight) == torch.channels_last else "nchw"
         return None, state.latest, (layout, ops.dtype_name(tensors[0].dtype), precision)
@@ -402,7 +402,9 @@ def convolve_trained(
     if call is None:
         state.elsewhere = "torch", asked[2], kind
         ops.record_torch(autocast_type(x) or x.dtype, precision)
-        return F.conv2d(x, weight, bias, *key[1:5])
+        y = F.conv2d(x, weight, bias, *key[1:5])
+        format = ops.format_of(x, weight)
+        return y if y.is_contiguous(memory_format=format) else y.contiguous(memory_format=format)
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device := "cuda" if x.is_cuda else "cpu"):
         x, weight, bias = cast(device, x, weight, bias)
     state.latest, state.elsewhere = latest, None

@@ -132,7 +132,10 @@ class Layer(nn.Module):
         own, dtype = self.__dict__, x.dtype
         state = own["_fastconv"]
         # Where two calls differ in what is not asked here, what is kept of one serves the other, if not as fast.
-        asked = x.shape, dtype, ops.measured_generation, switches_of(x) if dtype is _float32 else None, _searches()
+        asked = (
+            x.shape, dtype, x.requires_grad, ops.measured_generation,
+            switches_of(x) if dtype is _float32 else None, _searches(),
+        )  # fmt: skip
         known = state.trained.get(asked)
         if known is None:
             known = self._known_trained(x, weight, bias, asked)

@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import tempfile
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,6 +51,8 @@ class Choice:
 
 
 _choices: dict[Key, Choice] = {}
+_changing = threading.Lock()  # of them, here and at the planner's
+times_forgotten = 0
 
 
 def choices() -> Mapping[Key, Choice]:
@@ -97,13 +100,15 @@ def add(entries: Iterable[Choice], kept: bool = True) -> None:
 
     Raises OSError if the file cannot be written; here they count all the same."""
     new = {entry.key: entry for entry in entries}
-    _activate(_choices | new)
+    with _changing:
+        _activate(_choices | new)
     if new and kept:
         _edit(lambda known: known.update(new))
 
 
 def forget(device: str) -> int:
     """Removes the choices of one device, here and in the file; returns how many there were."""
+    global times_forgotten
     gone = {key for key in _choices if key[0] == device}
 
     def remove(kept: dict[Key, Choice]) -> None:
@@ -114,7 +119,9 @@ def forget(device: str) -> int:
     file = path()
     if file is not None and file.exists():
         _edit(remove)
-    _activate({key: entry for key, entry in _choices.items() if key not in gone})
+    with _changing:
+        _activate({key: entry for key, entry in _choices.items() if key not in gone})
+        times_forgotten += 1
     return len(gone)
 
 

@@ -24,7 +24,7 @@ from fastconv.ops.geometry import pair
 
 _searches: Any = torch._C._get_cudnn_benchmark
 _MOST_SEEN = 1 << 16  # programs may see ever new shapes
-_seen: set[tuple[Any, ...]] = set()
+_seen: dict[tuple[Any, ...], int] = {}  # with how often choices had been forgotten by then
 
 
 def is_unknown(device: torch.device) -> bool:
@@ -58,17 +58,17 @@ def measure(
     """Measures passes of a call for which `auto` is to choose, unless its like has been. `key`: of `fastconv.eager`.
     With a weight's gradient among them its forward pass packs the weight."""
     *_, output_padding = key
-    if key[0] != "auto" or output_padding is not None:
+    if key[0] != "auto" or output_padding is not None or not is_wanted(x):
         return
     call = (
         x.device, x.shape, x.stride(), x.dtype, weight.shape, weight.stride(), bias is None, residual is None, key,
         precision, tuple(passes), torch.get_num_threads(), settings.switches.backend_flags,
     )  # fmt: skip
-    if call in _seen or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if _seen.get(call) == measured.times_forgotten or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
     if len(_seen) == _MOST_SEEN:
         _seen.clear()
-    _seen.add(call)
+    _seen[call] = measured.times_forgotten
     _, stride, padding, dilation, groups, activation, slope, limits, after, max_pool, _ = key
     max_error, max_workspace = limits
     fits = x.dim() == 4 and weight.dim() == 4 and x.shape[1] == weight.shape[1] * groups

@@ -432,7 +432,7 @@ def measure_quickly(convolution: Convolution, kept: bool) -> None:
     planned, algorithm, us, _ = _measure(convolution, rows, time, QUICK_NOISE)
     choice = measured.Choice(*convolution.key[:2], algorithm or planned, us, convolution.pass_)
     with contextlib.suppress(OSError):
-        measured.add([choice], kept)
+        measured.add([choice], kept and algorithm is not None)
 
 
 def _candidates(convolution: Convolution) -> list[dict[str, Any]]:
@@ -454,7 +454,8 @@ def _measure(
     us: dict[str, float] = {}
     try:
         on_device = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-        with torch.no_grad(), on_device, convolution.switches():
+        # Its calls are nobody's business: a mode of the caller's is not told.
+        with torch.no_grad(), on_device, convolution.switches(), torch._C.DisableTorchFunction():
             calls = convolution.contenders([row["algorithm"] for row in rows], failures)
             few = timing.drop_hopeless(rows, calls, device, failures)
             found = time(calls, few_rounds=few)

@@ -135,3 +135,19 @@ def test_nan_stays_nan_behind_what_clamps() -> None:
         limit = 1e-5 if y.dtype == torch.float32 else 2e-2
         torch.testing.assert_close(y, expected, rtol=limit, atol=limit, equal_nan=True)
     assert counters["inductor"]["mkldnn_unary_fusion_matcher_count"] <= before + 1  # hardswish, which keeps it
+
+
+@pytest.mark.parametrize("number", [1, 2.5])
+def test_a_number_minus_a_convolution(number: float) -> None:
+    class Subtracted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return number - self.conv(x)
+
+    torch._dynamo.reset()
+    model, x = Subtracted().eval(), torch.randn(2, 4, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fastconv.compile(model, frozen=True)(x), model(x), rtol=1e-4, atol=1e-5)

@@ -143,3 +143,11 @@ def test_a_weight_that_is_trained(algorithm: str, lower: torch.dtype | None) -> 
     both(x[0], b)
     w.requires_grad_(False)
     both(x, b)
+
+
+@pytest.mark.parametrize("algorithm", ["winograd_f2", "null"])
+def test_a_name_that_does_not_fit_is_said_in_every_call(algorithm: str) -> None:
+    x, w = torch.randn(2, 8, 12, 12), torch.randn(16, 8, 5, 5, requires_grad=True)
+    for _ in range(4):
+        with pytest.raises(fastconv.UnsupportedError, match=algorithm):
+            fastconv.conv2d(x, w, algorithm=algorithm)

@@ -2,6 +2,7 @@
 measured, and on a GPU where PyTorch may search, too."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import processes
 import pytest
@@ -24,7 +25,7 @@ needs_cuda = pytest.mark.skipif(
 @pytest.fixture
 def anew(monkeypatch):
     """Nothing has been asked for yet, neither by the environment."""
-    monkeypatch.setattr(once, "_seen", set())
+    monkeypatch.setattr(once, "_seen", {})
     monkeypatch.setattr(fastconv.settings, "measure", None)
 
 
@@ -238,6 +239,35 @@ def test_a_failure_leaves_the_planned_choice(timed, monkeypatch):
             assert relative_error(conv(x), F.conv2d(x, conv.weight, conv.bias, padding=1)) < 1e-5
     assert conv.last_algorithm == _C.choose_by_cost("forward", problem, ops.device_info(x.device))
     assert len(found) == 1
+    assert not measured.path().exists()  # another process may have the memory
+
+
+def test_what_was_forgotten_is_measured_anew_and_what_nobody_wants_any_more_is_not(timed, monkeypatch):
+    conv, x = layer(), torch.randn(2, 8, 9, 10)
+    with torch.no_grad():
+        conv(x)
+        measured.forget(measured.device_name(x.device))
+        conv(x)
+        assert len(timed) == 2
+        monkeypatch.setattr(fastconv.settings, "measure", False)
+        conv(x[:1])
+    assert len(timed) == 2
+
+
+def test_two_threads_lose_no_choice(timed):
+    convs = [fastconv.Conv2d(8, 8, 3, padding=pad) for pad in range(4) for _ in range(2)]
+    x = torch.randn(2, 8, 9, 10)
+
+    def run(conv):
+        with torch.no_grad():
+            conv(x)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, convs))
+    assert len(measured.choices()) == 4
+    for pad in range(4):
+        problem = _C.ConvProblem(2, 8, 9, 10, 8, 3, 3, padding=(pad, pad), bias=True)
+        assert _C.choose("auto", problem, ops.device_info(x.device))["measured"]
 
 
 def test_doubt_is_two_close_costs():

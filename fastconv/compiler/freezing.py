@@ -39,7 +39,7 @@ class Apart(CustomGraphPass):
             elif _loses_nan(node) and node.args[0] in convolved:
                 _insert(graph, aten.permute.default, list(range(node.meta["val"].dim())), before=node)
         for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-            if node.args[6]:  # is transposed
+            if len(node.args) > 6 and node.args[6]:  # is transposed
                 _insert(graph, aten.alias.default, behind=node)
 
     def uuid(self) -> Any:

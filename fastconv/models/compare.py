@@ -41,15 +41,18 @@ def pytorch_class(cls: str, *, benchmark: bool = True) -> Iterator[None]:
     """
     # The switches per operation: they answer whatever mix of the old and the new API set them; `allow_tf32` raises.
     cudnn: Any = torch.backends.cudnn
-    switches = cudnn.conv, torch.backends.cuda.matmul
-    saved, saved_benchmark = [switch.fp32_precision for switch in switches], cudnn.benchmark
+    wanted = "tf32" if cls == "tf32" else "ieee"
+    # One that says so already is not written: it may only follow a wider one, and would not from then on.
+    saved = [(each, each.fp32_precision) for each in (cudnn.conv, torch.backends.cuda.matmul)]
+    saved = [(switch, precision) for switch, precision in saved if precision != wanted]
+    saved_benchmark = cudnn.benchmark
     try:
-        for switch in switches:
-            switch.fp32_precision = "tf32" if cls == "tf32" else "ieee"
+        for switch, _ in saved:
+            switch.fp32_precision = wanted
         cudnn.benchmark = benchmark
         yield
     finally:
-        for switch, precision in zip(switches, saved, strict=True):
+        for switch, precision in saved:
             switch.fp32_precision = precision
         cudnn.benchmark = saved_benchmark
 

@@ -275,6 +275,8 @@ def measure(call: Call, passes: Sequence[str], packs: bool) -> None:
     can_be = call.algorithm == "auto" and is_static(call.input) and is_static(call.weight) and not channels_around(x)
     if not can_be or not once.is_wanted(x) or problem_of(call) is None or 0 in (*x.shape, *weight.shape):
         return
+    if x.is_cuda and (not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing()):
+        return
     with unset_fake_temporarily(), torch.no_grad():
         once.measure_problems(
             tuning.Convolution(

@@ -93,7 +93,8 @@ def _shifted(emit: Callable[..., Any], c: Any, filters: Filters) -> Filters:
 
 
 def _subtracted(emit: Callable[..., Any], c: Any, filters: Filters) -> Filters:
-    return _shifted(emit, c, _scaled(emit, emit(aten.full_like.default, c, -1.0), filters))
+    weight = value_of(filters.weight)
+    return _shifted(emit, c, _scaled(emit, by_channel(emit, -1.0, weight.shape[0], weight.device), filters))
 
 
 def _unknown_obstacle(factor: Any, dtype: torch.dtype) -> Obstacle | None:
