@@ -50,6 +50,10 @@ def test_threads_under_the_sanitizer(program, mode):
 
 
 def test_the_sanitizer_is_at_work(program):
-    done = run(program, "race", timeout=300)
+    # On a busy machine one thread may do all that two would race for.
+    for _ in range(20):
+        done = run(program, "race", timeout=300)
+        if done.returncode != 0:
+            break
     assert done.returncode != 0
     assert "data race" in done.stderr
