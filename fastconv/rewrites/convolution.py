@@ -277,7 +277,7 @@ def measure(call: Call, passes: Sequence[str], packs: bool) -> None:
         return
     if x.is_cuda and (not torch.cuda.is_available() or torch.cuda.is_current_stream_capturing()):
         return
-    with unset_fake_temporarily(), torch.no_grad():
+    with unset_fake_temporarily():
         once.measure_problems(
             tuning.Convolution(
                 x.device, x.dtype, tuple(x.shape), tuple(weight.shape), tuple(call.stride), tuple(call.padding),
