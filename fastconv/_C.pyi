@@ -56,6 +56,7 @@ class ConvProblem:
         x_channels: int = 0,
         y_channels: int = 0,
         packs: bool = False,
+        shuffle: str = "none",
     ) -> None: ...
     @property
     def n(self) -> int: ...

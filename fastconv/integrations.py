@@ -22,6 +22,7 @@ import torch
 
 from fastconv import ops
 from fastconv.ops.geometry import Options
+from fastconv.ops.scatter import written_channels
 
 aten = torch.ops.aten
 
@@ -293,7 +294,8 @@ def _register_lowerings() -> None:
         input: Any, packed: Any, bias: Any, residual: Any, scale: Any, shift: Any, buffer: Any, begin: int,
         geometry: Any, *rest: Any,
     ) -> Any:  # fmt: skip
-        into(channels(buffer, begin, geometry[0]), input, packed, bias, residual, scale, shift, geometry, *rest)
+        written = channels(buffer, begin, written_channels(geometry, *rest[7:]))
+        into(written, input, packed, bias, residual, scale, shift, geometry, *rest)
         return buffer
 
     def strides(node: Any, *args: Any) -> Any:

@@ -32,7 +32,7 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
                          const std::string& layout, bool bias, bool residual, const std::string& activation,
                          std::optional<double> max_error, std::optional<std::int64_t> max_workspace,
                          bool residual_after, bool max_pool, const std::optional<std::string>& input_activation,
-                         std::int64_t x_channels, std::int64_t y_channels, bool packs) {
+                         std::int64_t x_channels, std::int64_t y_channels, bool packs, const std::string& shuffle) {
   ConvProblem problem;
   problem.n = n, problem.c = c, problem.h = h, problem.w = w, problem.k = k, problem.r = r, problem.s = s;
   problem.stride_h = stride.first, problem.stride_w = stride.second;
@@ -48,6 +48,7 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   problem.max_pool = max_pool;
   problem.x_channels = x_channels, problem.y_channels = y_channels;
   problem.packs = packs;
+  problem.shuffle = shuffle_from_name(shuffle);
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw InvalidArgument(message);
   };
@@ -81,12 +82,19 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
           "the padded input is " + pair(h + 2 * problem.pad_h, w + 2 * problem.pad_w) +
               ", smaller than the kernel's extent " + pair(extent_h, extent_w));
   for (const auto& [name, channels, least] :
-       {std::tuple{"x_channels", x_channels, c}, std::tuple{"y_channels", y_channels, k}}) {
+       {std::tuple{"x_channels", x_channels, c}, std::tuple{"y_channels", y_channels, problem.y_k()}}) {
     require(channels == 0 || (channels >= least && problem.layout == Layout::nhwc),
             text_of(name, " is ", channels, "; expected 0, or at least ", least, " in layout nhwc"));
   }
   require(y_channels == 0 || !max_pool, text_of("y_channels is ", y_channels, "; expected 0 with a max-pool"));
   require(!max_pool || !residual, "max_pool is True; expected no residual beside it");
+  require(!problem.shuffles() || (problem.layout == Layout::nhwc && groups == 1 && k % 4 == 0),
+          text_of("shuffle is '", shuffle, "' of ", k, " filters in ", groups, " groups in layout ", layout,
+                  "; expected a multiple of 4, 1 and nhwc"));
+  require(!problem.shuffles() || !(residual || max_pool), "shuffle is '" + shuffle + "'; expected no residual and pool");
+  require(!problem.shifts() || (problem.p() >= 1 && problem.q() >= 1),
+          "shuffle is '" + shuffle + "' of an output of " + pair(problem.p(), problem.q()) +
+              "; expected at least (1, 1)");
   require(!max_pool || (problem.p() >= 2 && problem.q() >= 2),
           "max_pool is True of an output of " + pair(problem.p(), problem.q()) + "; expected at least (2, 2)");
   return problem;
@@ -142,6 +150,7 @@ py::dict describe(const Candidate& candidate, const ConvProblem& problem, const 
   row["workspace_bytes"] = candidate.plan.workspace_bytes;
   row["reads_nhwc"] = candidate.plan.reads_nhwc;
   row["pools_apart"] = candidate.plan.pools_apart;
+  row["shuffles_apart"] = candidate.plan.shuffles_apart;
   row["norms_apart"] = candidate.plan.norms_apart;
   row["activates_apart"] = candidate.plan.activates_apart;
   row["copies_x"] = candidate.plan.copies_x;
@@ -342,7 +351,7 @@ PYBIND11_MODULE(_C, module) {
            py::arg("bias") = false, py::arg("residual") = false, py::arg("activation") = "none",
            py::arg("max_error") = py::none(), py::arg("max_workspace") = py::none(), py::arg("residual_after") = false,
            py::arg("max_pool") = false, py::arg("input_activation") = py::none(), py::arg("x_channels") = 0,
-           py::arg("y_channels") = 0, py::arg("packs") = false)
+           py::arg("y_channels") = 0, py::arg("packs") = false, py::arg("shuffle") = "none")
       .def_readonly("n", &ConvProblem::n)
       .def_readonly("c", &ConvProblem::c)
       .def_readonly("h", &ConvProblem::h)

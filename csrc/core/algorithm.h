@@ -43,6 +43,8 @@ struct ConvPlan {
   bool reads_nhwc = false;
   // The plan is for the convolution without its max-pool, which the caller runs after it; evaluate() adds its time.
   bool pools_apart = false;
+  // Likewise without its shuffle.
+  bool shuffles_apart = false;
   // Likewise without an affine input or ranges of channels: the caller norms the input first, or copies it into a dense
   // tensor, or the output from one.
   bool norms_apart = false, copies_x = false, copies_y = false;
@@ -81,6 +83,7 @@ struct Abilities {
   bool affine = false;  // input_affine
   bool ranges = false;  // x_channels, y_channels
   bool gated = false;   // activations that are is_gated(): of the CUDA kernels
+  bool shuffle = false;
 };
 
 struct Algorithm {

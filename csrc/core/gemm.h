@@ -8,10 +8,10 @@
 
 namespace fastconv {
 
-// 1x1 with stride 1 and no padding has no geometry: one row of N H W pixels.
+// 1x1 with stride 1 and no padding, of pixels that stay where they are, has no geometry: one row of N H W pixels.
 inline bool is_matrix_product(const ConvProblem& problem) {
   return problem.r == 1 && problem.s == 1 && problem.stride_h == 1 && problem.stride_w == 1 && problem.pad_h == 0 &&
-         problem.pad_w == 0;
+         problem.pad_w == 0 && !problem.shuffles();
 }
 
 // Strided batched D[b] = A[b] * B[b]^T, all row-major: A is m x k, B is n x k, D is m x n, FP32

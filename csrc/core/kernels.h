@@ -18,7 +18,7 @@ struct ConvArgs {
   const void* weight;             // plain contiguous [K, C/groups, R, S], or what pack() wrote
   const void* bias;               // [K] or null
   const void* residual;           // [N, K, P, Q] in problem.layout, with the pixels of y; or null
-  void* y;                        // [N, K, y_p(), y_q()] in problem.layout, dense but for problem.y_channels
+  void* y;                        // [N, y_k(), y_p(), y_q()] in problem.layout, dense but for problem.y_channels
   void* workspace;                // plan().workspace_bytes, 256-byte aligned, uninitialised
   const KernelPlan* kernel_plan;  // plan().kernel_plan: see plan_as()
   Layout x_layout;                // problem.layout, or NHWC if the plan asks for it (ConvPlan::reads_nhwc)

@@ -22,6 +22,8 @@ constexpr NameTable<AccuracyClass, 6> accuracy_names{{{AccuracyClass::ieee, "iee
                                                       {AccuracyClass::bf16, "bf16"},
                                                       {AccuracyClass::other, "other"}}};
 constexpr NameTable<Layout, 2> layout_names{{{Layout::nchw, "nchw"}, {Layout::nhwc, "nhwc"}}};
+constexpr NameTable<Shuffle, 3> shuffle_names{
+    {{Shuffle::none, "none"}, {Shuffle::pixels, "pixels"}, {Shuffle::windows, "windows"}}};
 constexpr NameTable<Activation, 9> activation_names{{{Activation::none, "none"},
                                                      {Activation::relu, "relu"},
                                                      {Activation::relu6, "relu6"},
@@ -56,10 +58,12 @@ const char* name_of(DType dtype) { return find_name(dtype_names, dtype); }
 const char* name_of(AccuracyClass accuracy) { return find_name(accuracy_names, accuracy); }
 const char* name_of(Layout layout) { return find_name(layout_names, layout); }
 const char* name_of(Activation activation) { return find_name(activation_names, activation); }
+const char* name_of(Shuffle shuffle) { return find_name(shuffle_names, shuffle); }
 
 DType dtype_from_name(const std::string& name) { return find_value(dtype_names, "dtype", name); }
 AccuracyClass accuracy_from_name(const std::string& name) { return find_value(accuracy_names, "precision", name); }
 Layout layout_from_name(const std::string& name) { return find_value(layout_names, "layout", name); }
+Shuffle shuffle_from_name(const std::string& name) { return find_value(shuffle_names, "shuffle", name); }
 Activation activation_from_name(const std::string& name) { return find_value(activation_names, "activation", name); }
 
 std::string to_string(const ConvProblem& problem) {
@@ -82,6 +86,7 @@ std::string to_string(const ConvProblem& problem) {
   if (problem.activation != Activation::none) whole += std::string(" + ") + name_of(problem.activation);
   if (problem.residual == Residual::after) whole += " + residual";
   if (problem.max_pool) whole += " + max_pool";
+  if (problem.shuffles()) whole += std::string(" + shuffle of ") + name_of(problem.shuffle);
   if (problem.packs) whole += " packed in the call";
   if (problem.limits.max_error > 0.0) {
     std::snprintf(text, sizeof text, " max_error %.6g", problem.limits.max_error);

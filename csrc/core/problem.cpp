@@ -12,6 +12,12 @@ ConvProblem without_pool(const ConvProblem& problem) {
   return bare;
 }
 
+ConvProblem without_shuffle(const ConvProblem& problem) {
+  ConvProblem bare = problem;
+  if (bare.shuffles()) bare.shuffle = Shuffle::none, bare.y_channels = 0;
+  return bare;
+}
+
 ConvProblem without_affine(const ConvProblem& problem) {
   ConvProblem bare = problem;
   bare.input_affine = false, bare.input_activation = Activation::none;
@@ -78,7 +84,8 @@ std::size_t hash_value(const ConvProblem& problem) {
       static_cast<std::int64_t>(problem.layout) << 16 | static_cast<std::int64_t>(problem.activation) << 24 |
       static_cast<std::int64_t>(problem.has_bias) << 32 | static_cast<std::int64_t>(problem.residual) << 33 |
       static_cast<std::int64_t>(problem.max_pool) << 35 | static_cast<std::int64_t>(problem.input_affine) << 36 |
-      static_cast<std::int64_t>(problem.input_activation) << 37 | static_cast<std::int64_t>(problem.packs) << 41);
+      static_cast<std::int64_t>(problem.input_activation) << 37 | static_cast<std::int64_t>(problem.packs) << 41 |
+      static_cast<std::int64_t>(problem.shuffle) << 42);
   mix(static_cast<std::int64_t>(std::hash<double>{}(problem.limits.max_error)));
   mix(problem.limits.max_workspace);
   return seed;

@@ -24,6 +24,12 @@ constexpr bool is_gated(Activation activation) { return activation >= Activation
 // Where a residual is added: before the activation or after it.
 enum class Residual : std::uint8_t { none, before, after };
 
+// Whether the filters are those of 2 x 2 pixels: filter (2 a + b) K/4 + k of pixel (p, q) is channel k of pixel
+// (2 p + a, 2 q + b) of y [N, K/4, 2P, 2Q], as behind PyTorch's pixel_shuffle with its channels in another order.
+// windows: the window of such a filter begins a rows and b columns further, so that P and Q are one less. It is what an
+// upsampling by 2 before a convolution comes to, or a transposed one of stride 2.
+enum class Shuffle : std::uint8_t { none, pixels, windows };
+
 // The caller's limits on the choice of an algorithm.
 struct Limits {
   // How far `auto` may go: a multiple of PyTorch's own expected error in the class, at least 1. 0: the default limit.
@@ -54,6 +60,7 @@ struct ConvProblem {
   Activation activation = Activation::none;
   float negative_slope = 0.01f;
   bool max_pool = false;
+  Shuffle shuffle = Shuffle::none;  // then in NHWC, with one group, without a residual and a pool
   bool input_affine = false;
   Activation input_activation = Activation::none;  // none, relu, relu6 or silu; none without input_affine
   // The weight is packed in the call, which is a part of its time; else it was packed before.
@@ -64,17 +71,20 @@ struct ConvProblem {
   Limits limits;
 
   // The convolution's output height and width (the P and Q of the field), floor rounding as in PyTorch.
-  constexpr std::int64_t p() const { return (h + 2 * pad_h - dilation_h * (r - 1) - 1) / stride_h + 1; }
-  constexpr std::int64_t q() const { return (w + 2 * pad_w - dilation_w * (s - 1) - 1) / stride_w + 1; }
-  // Those of the tensor that is written: behind the pool, if there is one.
-  constexpr std::int64_t y_p() const { return max_pool ? p() / 2 : p(); }
-  constexpr std::int64_t y_q() const { return max_pool ? q() / 2 : q(); }
+  constexpr std::int64_t p() const { return (h + 2 * pad_h - dilation_h * (r - 1) - 1) / stride_h + 1 - shifts(); }
+  constexpr std::int64_t q() const { return (w + 2 * pad_w - dilation_w * (s - 1) - 1) / stride_w + 1 - shifts(); }
+  // Those of the tensor that is written: behind the pool or the shuffle, if there is one.
+  constexpr std::int64_t y_k() const { return shuffles() ? k / 4 : k; }
+  constexpr std::int64_t y_p() const { return max_pool ? p() / 2 : shuffles() ? 2 * p() : p(); }
+  constexpr std::int64_t y_q() const { return max_pool ? q() / 2 : shuffles() ? 2 * q() : q(); }
   constexpr std::int64_t x_pitch() const { return x_channels != 0 ? x_channels : c; }
-  constexpr std::int64_t y_pitch() const { return y_channels != 0 ? y_channels : k; }
+  constexpr std::int64_t y_pitch() const { return y_channels != 0 ? y_channels : y_k(); }
+  constexpr bool shuffles() const { return shuffle != Shuffle::none; }
+  constexpr int shifts() const { return shuffle == Shuffle::windows ? 1 : 0; }
   constexpr std::int64_t c_per_group() const { return c / groups; }
   constexpr std::int64_t k_per_group() const { return k / groups; }
   constexpr std::int64_t output_numel() const { return n * k * p() * q(); }  // the convolution's
-  constexpr std::int64_t y_numel() const { return n * k * y_p() * y_q(); }
+  constexpr std::int64_t y_numel() const { return n * y_k() * y_p() * y_q(); }
   // Multiply-adds times two of the direct algorithm: the unit of "direct-equivalent" FLOP/s.
   double direct_flops() const {
     return 2.0 * static_cast<double>(output_numel()) * static_cast<double>(c_per_group() * r * s);
@@ -98,6 +108,8 @@ constexpr Residual residual_of(bool given, bool after, Activation activation) {
 
 // The convolution that a pool follows.
 ConvProblem without_pool(const ConvProblem& problem);
+// That whose outputs are shuffled behind it, into a tensor of their own.
+ConvProblem without_shuffle(const ConvProblem& problem);
 // That of an input which has been normed before.
 ConvProblem without_affine(const ConvProblem& problem);
 // That of tensors of their own.

@@ -35,8 +35,8 @@ struct FlippedFilter {
     const std::int64_t k = channels_last ? rest % filters : rest / taps;
     const std::int64_t tap = channels_last ? rest / filters : rest % taps;
     const std::int64_t residue = line / c, row = line % c;  // row: group * C/G + channel
-    const std::int64_t y = rows.base + residue / columns.residues - rows.step * (tap / columns.count);
-    const std::int64_t x = columns.base + residue % columns.residues - columns.step * (tap % columns.count);
+    const std::int64_t y = rows.of_residue(residue / columns.residues) - rows.step * (tap / columns.count);
+    const std::int64_t x = columns.of_residue(residue % columns.residues) - columns.step * (tap % columns.count);
     if (y < 0 || y >= r || x < 0 || x >= s) return -1;
     const std::int64_t filter = row / channels * filters + k, channel = row % channels, area = r * s;
     return filter * channels * area + (channels_last ? (y * s + x) * channels + channel : channel * area + y * s + x);

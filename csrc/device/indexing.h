@@ -23,14 +23,16 @@ inline Strides4 dense_strides(Layout layout, std::int64_t c, std::int64_t h, std
   if (layout == Layout::nhwc) return {h * w * c, 1, w * c, c};
   return {c * h * w, h * w, w, 1};
 }
-// In NHWC, perhaps a range of channels of a larger tensor, whose number they follow.
+// In NHWC, perhaps a range of channels of a larger tensor, whose number they follow. Of shuffled outputs, those from
+// one pixel of the convolution to the next.
 inline Strides4 input_strides(const ConvProblem& problem) {
   const bool nhwc = problem.layout == Layout::nhwc;
   return dense_strides(problem.layout, nhwc ? problem.x_pitch() : problem.c, problem.h, problem.w);
 }
 inline Strides4 output_strides(const ConvProblem& problem) {
   const bool nhwc = problem.layout == Layout::nhwc;
-  return dense_strides(problem.layout, nhwc ? problem.y_pitch() : problem.k, problem.y_p(), problem.y_q());
+  const Strides4 y = dense_strides(problem.layout, nhwc ? problem.y_pitch() : problem.k, problem.y_p(), problem.y_q());
+  return problem.shuffles() ? Strides4{y.n, y.c, 2 * y.h, 2 * y.w} : y;
 }
 
 // For kernels that count in 32 bits: the planner has seen to it that the value fits.

@@ -15,6 +15,7 @@
 #include "ops/aten.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
+#include "ops/strided_copy.h"
 #include "plan/registry.h"
 
 namespace fastconv::ops {
@@ -156,8 +157,8 @@ std::optional<ConvProblem> input_gradient_problem(const ConvProblem& settings, c
 std::string set_around(ConvProblem& problem, const Around& around, const std::optional<Tensor>& residual,
                        const Tensor& input) {
   if (const auto& out = around.out) {
-    if (!has_shape(*out, problem.n, problem.k, problem.p(), problem.q())) {
-      const IntList expected{problem.n, problem.k, problem.p(), problem.q()};
+    if (!has_shape(*out, problem.n, problem.y_k(), problem.y_p(), problem.y_q())) {
+      const IntList expected{problem.n, problem.y_k(), problem.y_p(), problem.y_q()};
       return "out has shape " + to_text(shape_of(*out)) + "; expected " + to_text(expected);
     }
     if (std::string mistake = mistaken_kind(input, *out, "out"); !mistake.empty()) return mistake;
@@ -217,6 +218,22 @@ Tensor run_torch(const Tensor& input, const Tensor& weight, const ConvProblem& p
   return problem.max_pool ? pooled(y, problem) : y;
 }
 
+Tensor shuffled(const Tensor& y, const ConvProblem& problem, const std::optional<Tensor>& out) {
+  const std::int64_t channels = problem.y_k();
+  const Tensor target = out ? *out : empty({problem.n, channels, problem.y_p(), problem.y_q()}, Layout::nhwc, y);
+  const auto strides = [](const Tensor& t) { return std::array{t.stride(0), t.stride(2), t.stride(3), t.stride(1)}; };
+  const auto [to_n, to_h, to_w, to_c] = strides(target);
+  const auto [n, h, w, c] = strides(y);
+  for (const std::int64_t a : {0, 1}) {
+    for (const std::int64_t b : {0, 1}) {
+      const std::int64_t window = problem.shifts() * (a * h + b * w);
+      copy({target, a * to_h + b * to_w, {to_n, 2 * to_h, 2 * to_w, to_c}},
+           {y, window + (2 * a + b) * channels * c, {n, h, w, c}}, {problem.n, problem.p(), problem.q(), channels});
+    }
+  }
+  return target;
+}
+
 bool is_own(const Algorithm& algorithm) { return find_kernels(algorithm, DeviceType::cpu).run != nullptr; }
 
 Layout layout_of(const Tensor& dense) { return dense.is_contiguous() ? Layout::nchw : Layout::nhwc; }
@@ -249,7 +266,7 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
   GuardedBytes workspace(packed_bytes + choice.plan.workspace_bytes, input);
   // A residual that lies where y goes may be read behind the first writes.
   const bool is_in_place = residual && around.out && may_overlap(*residual, *around.out);
-  const bool is_direct = around.out && !choice.plan.activates_apart &&
+  const bool is_direct = around.out && !choice.plan.activates_apart && !choice.plan.shuffles_apart &&
                          (problem.y_channels != 0 || (!is_in_place && is_written(*around.out, problem)));
   GuardedOutput output = is_direct ? GuardedOutput(*around.out) : GuardedOutput(input, problem);
   auto* base = static_cast<char*>(workspace.data());
@@ -278,6 +295,7 @@ Tensor run_own(const Tensor& input, const Tensor* weight, const Tensor* packed, 
     y = activate(y, asked.activation);
     if (asked.residual == Residual::after) y = in_layout(add(y, *given_residual), problem.layout);
   }
+  if (choice.plan.shuffles_apart) return shuffled(y, asked, around.out);
   if (around.out && !is_direct) {
     Tensor target = *around.out;
     torch::stable::copy_(target, y);

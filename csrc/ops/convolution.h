@@ -102,6 +102,9 @@ Tensor general_convolution(const Tensor& input, const Tensor& weight, const std:
 Tensor run_weight_gradient(const Tensor& input, const Tensor& grad, const WeightGradientChoice& choice,
                            const ConvProblem& problem);
 
+// The problem's shuffle of the outputs of its convolution without it, into `out` if that is given: [N, K/4, 2P, 2Q].
+Tensor shuffled(const Tensor& y, const ConvProblem& problem, const std::optional<Tensor>& out = {});
+
 // The problem's max-pool of its convolution's y [N, K, P, Q], dense in its layout.
 Tensor pooled(const Tensor& y, const ConvProblem& problem);
 

@@ -29,12 +29,12 @@ class GuardedBytes {
   std::optional<Tensor> storage_;
 };
 
-// An output tensor of four dimensions in a layout: a problem's [N, K, P, Q], or the pooled one.
+// An output tensor of four dimensions in a layout: a problem's [N, K, P, Q], or the pooled or shuffled one.
 class GuardedOutput {
  public:
   GuardedOutput(const Tensor& like, const std::array<std::int64_t, 4>& shape, Layout layout);
   GuardedOutput(const Tensor& like, const ConvProblem& problem)
-      : GuardedOutput(like, {problem.n, problem.k, problem.y_p(), problem.y_q()}, problem.layout) {}
+      : GuardedOutput(like, {problem.n, problem.y_k(), problem.y_p(), problem.y_q()}, problem.layout) {}
   explicit GuardedOutput(const Tensor& output);  // one that is there already, perhaps a range of channels
   void* data() const { return poisoned_ ? poisoned_->data() : tensor_.mutable_data_ptr(); }
   Tensor finish(const char* algorithm);

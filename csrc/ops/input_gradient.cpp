@@ -10,6 +10,7 @@
 #include "ops/convolution.h"
 #include "ops/debug.h"
 #include "ops/kernel_table.h"
+#include "ops/strided_copy.h"
 #include "plan/gradient_parts.h"
 
 namespace fastconv::ops {
@@ -54,53 +55,23 @@ Tensor multiply(const ConvProblem& problem, const Tensor& given_grad, const Tens
   return output.finish(product_algorithm);
 }
 
-Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const GradientPart& rows,
-                const GradientPart& columns, const Tensor& grad, const Tensor& weight,
-                const std::optional<Tensor>& bias, Runtime& runtime, bool admitted) {
-  ConvProblem made = gradient_convolution(problem, rows, columns, runtime.device().type);
+Tensor convolve(const std::string& algorithm, const ConvProblem& problem, const GradientParts& parts,
+                const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias, Runtime& runtime,
+                bool admitted) {
+  ConvProblem made = gradient_convolution(problem, parts, runtime.device().type);
   made.has_bias = bias.has_value();
   const auto choice = choose_cached<choose>(algorithm, made, runtime.device());
   remember(choice, made.accuracy);
   if (!bias && is_product_with_filter(choice->algorithm->name, problem, runtime.device().type)) {
     return multiply(problem, grad, weight, runtime);
   }
-  const Tensor filter = flipped_filter(weight, problem, rows.taps, columns.taps, runtime);
+  const Tensor filter = flipped_filter(weight, problem, parts.rows.taps, parts.columns.taps, runtime);
   if (is_own(*choice->algorithm)) return run_own(grad, &filter, nullptr, *choice, made, bias, std::nullopt, runtime);
-  if (admits_torch(grad, made.accuracy, admitted))
-    return in_layout(aten_convolution(grad, filter, bias, made), made.layout);
-  return general_convolution(grad, filter, bias, made, algorithm);
-}
-
-// A part of a tensor, in elements. The last dimension is the channel's.
-struct View {
-  const Tensor& tensor;
-  std::int64_t offset;
-  IntList strides;
-};
-
-// Contiguous channels are copied 16 bytes at a time, which PyTorch's copy of strided tensors does not do.
-void copy(const View& target, const View& source, IntList sizes) {
-  const auto bytes = static_cast<std::int64_t>(size_of(dtype_of(target.tensor)));
-  const std::int64_t count = 16 / bytes;
-  const auto is_wide = [&](const View& view) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(view.tensor.const_data_ptr());
-    return begin % 16 == 0 && view.offset % count == 0 && view.strides.back() == 1 && sizes.back() % count == 0 &&
-           std::all_of(view.strides.begin(), view.strides.end() - 1, [&](auto stride) { return stride % count == 0; });
-  };
-  const bool wide = is_wide(target) && is_wide(source);
-  const auto view_of = [&](const View& view) {
-    IntList strides = view.strides;
-    if (wide) {
-      for (std::int64_t& stride : strides) stride /= count;
-      strides.back() = 1;
-    }
-    return torch::stable::from_blob(static_cast<char*>(view.tensor.mutable_data_ptr()) + view.offset * bytes, sizes,
-                                    strides, view.tensor.device(),
-                                    wide ? ScalarType::ComplexDouble : view.tensor.scalar_type());
-  };
-  if (wide) sizes.back() /= count;
-  Tensor to = view_of(target);
-  torch::stable::copy_(to, view_of(source));
+  const ConvProblem bare = without_shuffle(made);
+  const Tensor y = admits_torch(grad, bare.accuracy, admitted)
+                       ? in_layout(aten_convolution(grad, filter, bias, bare), bare.layout)
+                       : general_convolution(grad, filter, bias, bare, algorithm);
+  return made.shuffles() ? shuffled(y, made) : y;
 }
 
 // Elements that no tap reaches.
@@ -140,7 +111,7 @@ Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Gradi
     for (std::int64_t x = 0; x < std::min(p.stride_w, p.w); ++x) {
       const GradientPart rows = h.phase(y), columns = w.phase(x);
       if (rows.rows == 0 || columns.rows == 0) continue;
-      const Tensor part = convolve(algorithm, p, rows, columns, grad, weight, bias, runtime, admitted);
+      const Tensor part = convolve(algorithm, p, {rows, columns}, grad, weight, bias, runtime, admitted);
       if (has_shape(part, p.n, p.c, p.h, p.w) && rows.rows == p.h && columns.rows == p.w) return part;
       if (!result) begin(may_have_gaps);
       weave(*result, {y, x}, {p.stride_h, p.stride_w}, part, rows, columns);
@@ -151,13 +122,15 @@ Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Gradi
 }
 
 // Residues with fewer taps than others multiply zeros, but the gradient is read once.
-Tensor at_once(const std::string& algorithm, const ConvProblem& p, const GradientDimension& h,
-               const GradientDimension& w, const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias,
-               Runtime& runtime, bool admitted) {
-  const GradientPart rows = h.together(), columns = w.together();
+Tensor at_once(const std::string& algorithm, const ConvProblem& p, const GradientDimension&, const GradientDimension&,
+               const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias, Runtime& runtime,
+               bool admitted) {
+  const GradientParts parts = all_phases(p);
+  const auto& [rows, columns, shuffle] = parts;
   std::optional<Tensor> biases;
   if (bias) biases = call_dispatcher("aten::repeat", "", *bias, IntList{p.stride_h * p.stride_w});
-  const Tensor y = convolve(algorithm, p, rows, columns, grad, weight, biases, runtime, admitted);
+  const Tensor y = convolve(algorithm, p, parts, grad, weight, biases, runtime, admitted);
+  if (shuffle != Shuffle::none) return y;
   const Tensor whole = empty({p.n, p.c, rows.rows * p.stride_h, columns.rows * p.stride_w}, p.layout, grad);
   const auto& [s0, s1, s2, s3] = std::array{whole.stride(0), whole.stride(1), whole.stride(2), whole.stride(3)};
   const std::int64_t channel = y.stride(1);

@@ -248,13 +248,23 @@ Tensor conv2d_packed_compiled(const Tensor& input, const Tensor& packed, std::op
                        s.max_pool);
 }
 
+void require_shuffle(const ConvProblem& p) {
+  if (!p.shuffles()) return;
+  const std::string asked = std::string("shuffle is '") + name_of(p.shuffle) + "' of ";
+  FASTCONV_REQUIRE(p.layout == Layout::nhwc, asked, "a contiguous input; expected channels_last");
+  FASTCONV_REQUIRE(p.groups == 1 && p.k % 4 == 0, asked, p.k, " filters in ", p.groups,
+                   " groups; expected a multiple of 4 in one");
+  FASTCONV_REQUIRE(!p.has_residual(), asked, "a convolution with a residual; expected none");
+  FASTCONV_REQUIRE(p.p() > 0 && p.q() > 0, asked, p.p(), "x", p.q(), " outputs; expected at least one");
+}
+
 // conv2d_packed_compiled into `out`, which may be a range of channels of a larger tensor, of an input that is read as
-// input_activation(input * scale + shift).
+// input_activation(input * scale + shift). shuffle: as ConvProblem has it.
 void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, std::optional<Tensor> bias,
                         std::optional<Tensor> residual, std::optional<Tensor> scale, std::optional<Tensor> shift,
                         IntList geometry, bool channels_last, std::string algorithm, std::string precision,
                         std::string activation, double negative_slope, std::string input_activation,
-                        bool residual_after) {
+                        bool residual_after, std::string shuffle) {
   FASTCONV_REQUIRE(geometry.size() == 11, "geometry is ", to_text(geometry), "; expected 11 integers");
   const auto g = geometry.begin();
   const IntList weight_shape{g, g + 4}, stride{g + 4, g + 6}, padding{g + 6, g + 8}, dilation{g + 8, g + 10};
@@ -262,6 +272,8 @@ void conv2d_packed_into(Tensor out, const Tensor& input, const Tensor& packed, s
                             precision, activation, negative_slope, 0,       Limits{}, residual_after};
   const Layout layout = suggests_channels_last(input) || channels_last ? Layout::nhwc : Layout::nchw;
   ConvProblem problem = make_problem(input, weight_shape, layout, arguments);
+  problem.shuffle = shuffle_from_name(shuffle);
+  require_shuffle(problem);
   require_packed(packed, input);
   const Around around{out, scale, shift, input_activation};
   const std::string mistake = set_around(problem, around, residual, input);
@@ -323,7 +335,7 @@ STABLE_TORCH_LIBRARY(fastconv, library) {
   library.def(
       "conv2d_packed_into(Tensor(a!) out, Tensor input, Tensor packed, Tensor? bias, Tensor? residual, Tensor? scale, "
       "Tensor? shift, SymInt[] geometry, bool channels_last, str algorithm, str precision, str activation, "
-      "float negative_slope, str input_activation, bool residual_after) -> ()");
+      "float negative_slope, str input_activation, bool residual_after, str shuffle='none') -> ()");
   library.def(
       "refresh_packed(Tensor(a!) packed, Tensor(b!) snapshot, Tensor weight, SymInt groups, str algorithm, "
       "str precision) -> ()");

@@ -35,9 +35,25 @@ GradientPart GradientDimension::together() const {
   return {{last - first + 1, stride, padding - first * stride, stride}, 1, pad, pad + first, rows};
 }
 
-ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart& rows, const GradientPart& columns,
-                                 DeviceType device) {
+GradientPart GradientDimension::shuffled() const {
+  if (stride != 2 || dilation != 1 || kernel % 2 != 0 || padding != kernel / 2 - 1 || size != 2 * outputs) return {};
+  const std::int64_t count = kernel / 2, pad = count / 2;
+  return {{count, 2, 2 * pad + padding, 2, count % 2 == 0}, 1, pad, 0, outputs};
+}
+
+GradientParts all_phases(const ConvProblem& problem) {
+  const auto h = GradientDimension::height(problem), w = GradientDimension::width(problem);
+  const GradientPart rows = h.shuffled(), columns = w.shuffled();
+  const bool shuffles = problem.layout == Layout::nhwc && problem.groups == 1 && rows.rows > 0 && columns.rows > 0 &&
+                        rows.taps.shifted == columns.taps.shifted;
+  if (!shuffles) return {h.together(), w.together()};
+  return {rows, columns, rows.taps.shifted ? Shuffle::windows : Shuffle::pixels};
+}
+
+ConvProblem gradient_convolution(const ConvProblem& problem, const GradientParts& parts, DeviceType device) {
+  const auto& [rows, columns, shuffle] = parts;
   ConvProblem made = problem;
+  made.shuffle = shuffle;
   made.c = problem.k, made.k = rows.taps.residues * columns.taps.residues * problem.c;
   made.h = problem.p(), made.w = problem.q();
   made.r = rows.taps.count, made.s = columns.taps.count;
@@ -74,12 +90,12 @@ struct Phases {
 
 GradientConvolutions gradient_convolutions(const ConvProblem& problem, bool together, DeviceType device) {
   const auto h = GradientDimension::height(problem), w = GradientDimension::width(problem);
-  if (together) return {{gradient_convolution(problem, h.together(), w.together(), device)}, 1};
+  if (together) return {{gradient_convolution(problem, all_phases(problem), device)}, 1};
   const Phases rows(h), columns(w);
   GradientConvolutions made{{}, rows.count * columns.count};
   for (const GradientPart& row : rows.different) {
     for (const GradientPart& column : columns.different) {
-      made.different.push_back(gradient_convolution(problem, row, column, device));
+      made.different.push_back(gradient_convolution(problem, {row, column}, device));
     }
   }
   return made;

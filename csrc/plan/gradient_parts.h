@@ -33,12 +33,22 @@ struct GradientDimension {
   // further of the output's gradient by the tap first + padding - offset * stride, with offsets of a range that holds
   // those of every `first`.
   GradientPart together() const;
+  // The same where the stride is 2 and both phases have half of the taps, as filters of a shuffle, without zeros: an
+  // even kernel, padded by one less than half of it, of twice as many rows as outputs. Else of no rows.
+  GradientPart shuffled() const;
 };
+
+// Both dimensions of a convolution. shuffle: its outputs are in their places.
+struct GradientParts {
+  GradientPart rows, columns;
+  Shuffle shuffle = Shuffle::none;
+};
+// Of all phases together.
+GradientParts all_phases(const ConvProblem& problem);
 
 // The convolution of two parts. problem: the forward one, whose class, layout and limits it has. On a CPU it packs its
 // filter, which is flipped in the call; on a GPU that was measured with the flipping, and is a part of what this takes.
-ConvProblem gradient_convolution(const ConvProblem& problem, const GradientPart& rows, const GradientPart& columns,
-                                 DeviceType device);
+ConvProblem gradient_convolution(const ConvProblem& problem, const GradientParts& parts, DeviceType device);
 
 // The convolutions of a gradient: one for all phases together, or one for each that has taps.
 struct GradientConvolutions {

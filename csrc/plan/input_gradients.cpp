@@ -58,14 +58,14 @@ double flipping_us(const ConvProblem& problem, const DeviceInfo& device) {
 
 // Phases are put in their places by strided copies (csrc/ops/input_gradient.cpp), which move 16 bytes at a time, or an
 // element where channels are no whole 16 bytes: so many in a clock of a multiprocessor (docs/log/49: 26 MB in 11 us).
-double weaving_us(int convolutions, const ConvProblem& problem, const DeviceInfo& device) {
-  if (problem.stride_h * problem.stride_w == 1) return 0.0;
+double weaving_us(const InputGradientChoice& choice, const ConvProblem& problem, const DeviceInfo& device) {
+  if (problem.stride_h * problem.stride_w == 1 || choice.convolution.shuffles()) return 0.0;
   const auto size = static_cast<std::int64_t>(size_of(problem.dtype));
   const bool in_pieces = problem.layout == Layout::nhwc && problem.c * size % 16 == 0;
   const double bytes = static_cast<double>(problem.n * problem.c * problem.h * problem.w * size);
   if (device.type == DeviceType::cpu) return memory_us(2.0 * bytes, 1.0, device);
   const double moves = bytes / (in_pieces ? 16.0 : static_cast<double>(size));
-  return launch_us * convolutions +
+  return launch_us * choice.convolutions +
          std::max(memory_us(2.0 * bytes, 0.8, device), clocks_us(moves / (0.73 * device.processors), device));
 }
 
@@ -73,7 +73,7 @@ double weaving_us(int convolutions, const ConvProblem& problem, const DeviceInfo
 double own_us(const InputGradientChoice& choice, double convolution_us, const ConvProblem& problem,
               const DeviceInfo& device) {
   return choice.convolutions * convolution_us + flipping_us(problem, device) +
-         weaving_us(choice.convolutions, problem, device);
+         weaving_us(choice, problem, device);
 }
 
 // What PyTorch's gradient takes, beside our convolutions as they were chosen; on the CPU as long as the forward pass.
@@ -82,7 +82,7 @@ double torch_us(const InputGradientChoice& choice, const Candidate& own, const C
   const Algorithm& torch = algos::torch::algorithm;
   if (device.type == DeviceType::cpu) return torch.plan(problem, device).cost_us;
   const algos::torch::SameConvolutions same{choice.convolutions * torch.plan(choice.convolution, device).cost_us,
-                                            weaving_us(choice.convolutions, problem, device), own.algorithm == &torch};
+                                            weaving_us(choice, problem, device), own.algorithm == &torch};
   return algos::torch::input_gradient_us(problem, same, device);
 }
 
@@ -137,10 +137,21 @@ Support input_gradient_support(const std::string& name, const ConvProblem& probl
   return Support::yes();
 }
 
-// Whether the phases are the filters of one convolution, which reads the output's gradient once but multiplies zeros:
-// where it has at most twice the taps of the convolution itself, or a phase would have too few filters for any tile.
-bool is_together(const ConvProblem& problem) {
-  if (!may_be_together(problem) || problem.c > many_channels) return false;
+// Whether implicit_gemm writes all phases where they belong.
+bool is_shuffled(const ConvProblem& problem, const DeviceInfo& device) {
+  const ConvProblem made = gradient_convolution(problem, all_phases(problem), device.type);
+  if (!made.shuffles()) return false;
+  const Candidate candidate = evaluate(find_algorithm("implicit_gemm"), made, device);
+  return candidate.support.ok && candidate.auto_eligible && !candidate.plan.shuffles_apart;
+}
+
+// Whether the phases are the filters of one convolution, which reads the output's gradient once: where its kernels
+// shuffle them; or it multiplies zeros, but has at most twice the taps of the convolution itself, or a phase would have
+// too few filters for any tile.
+bool is_together(const ConvProblem& problem, const DeviceInfo& device) {
+  if (!may_be_together(problem)) return false;
+  if (is_shuffled(problem, device)) return true;
+  if (problem.c > many_channels) return false;
   const std::int64_t rows = GradientDimension::height(problem).together().taps.count;
   const std::int64_t columns = GradientDimension::width(problem).together().taps.count;
   return rows * columns * problem.stride_h * problem.stride_w <= 2 * problem.r * problem.s || problem.c < min_filters;
@@ -164,7 +175,7 @@ InputGradientChoice by_convolutions(const std::string& name, InputGradientMethod
 }
 
 InputGradientChoice choose_by_cost(const std::string& name, const ConvProblem& problem, const DeviceInfo& device) {
-  const auto method = is_together(problem) ? InputGradientMethod::together : InputGradientMethod::phases;
+  const auto method = is_together(problem, device) ? InputGradientMethod::together : InputGradientMethod::phases;
   InputGradientChoice choice = by_convolutions(name, method, problem, device);
   if (name == "auto" && choice.support.ok && torch_is_faster(choice, problem, device)) {
     choice.method = InputGradientMethod::torch;

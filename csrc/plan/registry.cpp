@@ -145,6 +145,7 @@ ConvProblem problem_of_kernels(const ConvPlan& plan, const ConvProblem& asked) {
   if (plan.norms_apart) problem = without_affine(problem);
   if (plan.norms_apart || plan.copies_x) problem.x_channels = 0;
   if (plan.copies_y) problem.y_channels = 0;
+  if (plan.shuffles_apart) problem = without_shuffle(problem);
   if (plan.activates_apart) {
     problem.activation = Activation::none;
     if (problem.residual == Residual::after) problem.residual = Residual::none;
@@ -166,13 +167,15 @@ ConvPlan all_apart(const ConvProblem& asked) {
   ConvPlan plan;
   plan.norms_apart = asked.input_affine;
   plan.copies_x = asked.x_channels != 0 && !asked.input_affine;
-  plan.copies_y = asked.y_channels != 0;
+  plan.shuffles_apart = asked.shuffles();
+  plan.copies_y = asked.y_channels != 0 && !asked.shuffles();
   return plan;
 }
 
 // The passes around the kernels, but for the pool.
 ConvPlan with_passes(ConvPlan plan, const ConvPlan& apart, const ConvProblem& asked, const DeviceInfo& device) {
   plan.norms_apart = apart.norms_apart, plan.copies_x = apart.copies_x, plan.copies_y = apart.copies_y;
+  plan.shuffles_apart = apart.shuffles_apart;
   const auto bytes = [&](std::int64_t elements) { return static_cast<double>(elements) * size_of(asked.dtype); };
   const double x = bytes(asked.n * asked.c * asked.h * asked.w), y = bytes(asked.y_numel());
   plan.activates_apart = apart.activates_apart;
@@ -185,6 +188,7 @@ ConvPlan with_passes(ConvPlan plan, const ConvPlan& apart, const ConvProblem& as
   if (plan.norms_apart) plan.cost_us += pass_us(x, x, device), plan.config += ", input normed before";
   if (plan.copies_x) plan.cost_us += pass_us(x, x, device), plan.config += ", input copied";
   if (plan.copies_y) plan.cost_us += pass_us(y, y, device), plan.config += ", output copied";
+  if (plan.shuffles_apart) plan.cost_us += pass_us(y, y, device), plan.config += ", then shuffled";
   return plan;
 }
 
@@ -226,11 +230,12 @@ Candidate better_of(Candidate direct, Candidate simple) {
 Candidate evaluate(const Algorithm& algorithm, const ConvProblem& asked, const DeviceInfo& device,
                    bool activates_apart) {
   ConvPlan apart = all_apart(asked), kept;
-  const bool passes = apart.norms_apart || apart.copies_x || apart.copies_y;
+  const bool passes = apart.norms_apart || apart.copies_x || apart.copies_y || apart.shuffles_apart;
   apart.activates_apart = kept.activates_apart = activates_apart;
   kept.norms_apart = apart.norms_apart && !algorithm.abilities.affine;
   kept.copies_x = apart.copies_x && !algorithm.abilities.ranges;
   kept.copies_y = apart.copies_y && (activates_apart || !algorithm.abilities.ranges);
+  kept.shuffles_apart = apart.shuffles_apart && (activates_apart || !algorithm.abilities.shuffle);
   Candidate direct = evaluate(algorithm, asked, device, kept);
   return passes ? better_of(std::move(direct), evaluate(algorithm, asked, device, apart)) : direct;
 }

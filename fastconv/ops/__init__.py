@@ -39,8 +39,9 @@ library.define("channel_scatter(Tensor x, Tensor buffer, SymInt begin) -> Tensor
 library.define(
     "conv2d_packed_scatter(Tensor input, Tensor packed, Tensor? bias, Tensor? residual, Tensor? scale, Tensor? shift, "
     "Tensor buffer, SymInt begin, SymInt[] geometry, bool channels_last, str algorithm, str precision, str activation, "
-    "float negative_slope, str input_activation, bool residual_after) -> Tensor"
+    "float negative_slope, str input_activation, bool residual_after, str shuffle='none') -> Tensor"
 )
+library.define("shuffled_weight(Tensor weight, str of) -> Tensor")
 
 conv2d_op: OpOverload = torch.ops.fastconv.conv2d.default
 pack_weight_op: OpOverload = torch.ops.fastconv.pack_weight.default
@@ -51,6 +52,7 @@ conv2d_packed_compiled_op: OpOverload = torch.ops.fastconv.conv2d_packed_compile
 # Into a range of channels, in place, and as graphs have it (`scatter`): what Inductor's code calls in its place.
 conv2d_packed_into_op: OpOverload = torch.ops.fastconv.conv2d_packed_into.default
 conv2d_packed_scatter_op: OpOverload = torch.ops.fastconv.conv2d_packed_scatter.default
+shuffled_weight_op: OpOverload = torch.ops.fastconv.shuffled_weight.default
 channel_scatter_op: OpOverload = torch.ops.fastconv.channel_scatter.default
 refresh_packed_op: OpOverload = torch.ops.fastconv.refresh_packed.default
 input_gradient_op: OpOverload = torch.ops.fastconv.conv2d_input_gradient.default

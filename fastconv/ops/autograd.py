@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fastconv import failures, ops, settings
-from fastconv.ops import autocast, fake, gradients, norms, plain, scatter  # noqa: F401  (four register themselves)
+from fastconv.ops import autocast, fake, gradients, norms, plain, scatter, shuffling  # noqa: F401  (five register)
 from fastconv.ops.geometry import Geometry, Options, from_operator
 from fastconv.tensors import is_plain, is_without_pixels
 

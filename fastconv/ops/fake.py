@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastconv import ops
 from fastconv.ops.geometry import Geometry, Options
+from fastconv.ops.shuffling import shuffled_shape
 
 
 def _fake_conv2d(
@@ -85,7 +86,8 @@ def _(input, packed, bias, residual, channels_last, settings):  # type: ignore[n
 @torch.library.register_fake(ops.conv2d_packed_into_op, lib=ops.library)
 def _(out, input, packed, bias, residual, scale, shift, geometry, channels_last, *rest):  # type: ignore[no-untyped-def]
     memory_format = torch.channels_last if channels_last else ops.format_of(input)
-    wanted = _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), False, memory_format).shape
+    y = _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), False, memory_format)
+    wanted = tuple(shuffled_shape(y.shape, rest[6] if len(rest) > 6 else "none"))
     torch._check(out.shape == wanted, lambda: f"fastconv: out has shape {list(out.shape)}; expected {list(wanted)}")
     torch._check(out.dtype == input.dtype, lambda: f"fastconv: {_mistaken_dtype('out', out, input)}")
 

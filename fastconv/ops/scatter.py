@@ -21,14 +21,24 @@ def _channel_scatter(x: Tensor, buffer: Tensor, begin: int) -> Tensor:
 
 def _conv2d_packed_scatter(
     input: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor | None, scale: Tensor | None,
-    shift: Tensor | None, buffer: Tensor, begin: int, geometry: Sequence[int], channels_last: bool, *others: object,
+    shift: Tensor | None, buffer: Tensor, begin: int, geometry: Sequence[int], channels_last: bool, algorithm: str,
+    precision: str, activation: str, negative_slope: float, input_activation: str, residual_after: bool,
+    shuffle: str = "none",
 ) -> Tensor:  # fmt: skip
     """input_activation(input * scale + shift) [N, C, H, W] convolved, or input with a residual [N, K, P, Q] added,
-    into the channels of `buffer` [N, B, P, Q] from `begin` on."""
+    into the channels of `buffer` [N, B, P, Q] from `begin` on; or shuffled."""
     result = buffer.clone()
-    out = result.narrow(1, begin, geometry[0])
-    ops.conv2d_packed_into_op(out, input, packed, bias, residual, scale, shift, geometry, channels_last, *others)
+    ops.conv2d_packed_into_op(
+        result.narrow(1, begin, written_channels(geometry, shuffle)), input, packed, bias, residual, scale, shift,
+        geometry, channels_last, algorithm, precision, activation, negative_slope, input_activation, residual_after,
+        shuffle,
+    )  # fmt: skip
     return result
+
+
+def written_channels(geometry: Sequence[int], shuffle: str = "none") -> int:
+    """Of the range that a convolution with these sizes writes."""
+    return geometry[0] if shuffle == "none" else geometry[0] // 4
 
 
 ops.library.impl("channel_scatter", _channel_scatter, _COMPOSITE)

@@ -148,7 +148,7 @@ def norm_before(value: fx.Node) -> Norm | None:
     return Norm(x, tuple(parameters), epsilon, activation, tuple(nodes))
 
 
-def _target(node: fx.Node) -> fx.Node | None:
+def write_target(node: fx.Node) -> fx.Node | None:
     """What writes the convolution's value, which nobody else reads, into a range of channels."""
     users = list(node.users)
     is_scattered = len(users) == 1 and users[0].target is ops.channel_scatter_op and users[0].args[0] is node
@@ -220,7 +220,7 @@ def _reads_through(node: fx.Node, norm: Norm) -> bool:
 
 
 def _y_channels(node: fx.Node) -> int:
-    target, call = _target(node), call_of(node)
+    target, call = write_target(node), call_of(node)
     if target is None or call is None:
         return 0
     channels = int(value_of(target).shape[1])
@@ -244,7 +244,7 @@ def _find_around(node: fx.Node, asked: Asked) -> Match | None:
     around = _around(call, _norm_of(call), _y_channels(node))
     if around is None:
         return None
-    target = _target(node) if around.y_channels else None
+    target = write_target(node) if around.y_channels else None
     match = Match(target or node, node, {"call": call, "around": around, "target": target})
     if match.taken is not None:
         match.taken.algorithm = around.algorithm

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from fastconv import ops
+from fastconv.rewrites import shuffling
 from fastconv.rewrites.choosing import can_stand_around, is_read_through, writes_range
 from fastconv.rewrites.convolution import (
     Asked,
@@ -93,7 +94,7 @@ def concatenate(graph: fx.Graph, asked: Asked, edit: Editor) -> list[Concatenati
             if each is not buffer.whole and (_is_returned(each.node) or not _reads_range(each.node, buffer.channels)):
                 buffer.lists.remove(each)
                 codes[each.node] = "readers"
-    places = _Places(buffers)
+    places = _Places(buffers, asked)
     now: dict[fx.Node, fx.Node] = {}  # where a value is that has been written into a buffer
     for buffer in buffers:
         if buffer in places.buffers:
@@ -235,7 +236,8 @@ class _Places:
     """Which of the tensors are made, and which values are computed in a range, so that all their readers read that: the
     most that satisfy each other."""
 
-    def __init__(self, buffers: list[_Buffer]) -> None:
+    def __init__(self, buffers: list[_Buffer], asked: Asked) -> None:
+        self.asked = asked
         self.can: dict[tuple[fx.Node, int], bool] = {}
         self.buffers, made = buffers, None
         while made is None or len(made) < len(self.buffers):
@@ -270,7 +272,7 @@ class _Places:
 
     def _can_write(self, node: fx.Node, channels: int) -> bool:
         if (node, channels) not in self.can:
-            self.can[node, channels] = _can_write(node, channels)
+            self.can[node, channels] = _can_write(node, channels, self.asked)
         return self.can[node, channels]
 
     def channels(self, node: fx.Node) -> int:
@@ -311,12 +313,13 @@ class _Places:
         return [user for user in users if (self._is_direct(user, channels) if _adds(user, part) else made_there)]
 
 
-def _can_write(node: fx.Node, channels: int) -> bool:
+def _can_write(node: fx.Node, channels: int, asked: Asked) -> bool:
     """Whether what computes it writes into a range of so many channels, if its residual is such a range, and those who
     read it can read one."""
     call = call_of(node)
     computes = is_sum(node) or is_upsampling(node)
     can = computes if call is None else can_stand_around(call) and writes_range(node, channels)
+    can = can or shuffling.writes_range(node, channels, asked)
     return can and all(_takes_range(user, node, channels) for user in node.users)
 
 

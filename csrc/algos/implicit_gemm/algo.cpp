@@ -68,6 +68,26 @@ Support supports_gated(const ConvProblem& problem, const DeviceInfo& device) {
   return Support::yes();
 }
 
+// In Hopper's kernels, where all filters of a block belong to one pixel of the shuffle.
+Support supports_shuffle(const ConvProblem& problem, const DeviceInfo& device) {
+  const auto no = [](const std::string& met, const std::string& needed) {
+    return Support::no("shuffle", met, "; implicit_gemm needs ", needed, " for a shuffle");
+  };
+  if (!persistent::is_used(problem, device)) {
+    return no(text_of("a pixel has ", problem.c, " channels, or the device is not of compute capability 90"),
+              "whole 16 bytes there");
+  }
+  if (const int tile = persistent::make_weights(problem).filter_tile;
+      !fits_shuffle(problem, tile) && !(tile == 128 && fits_shuffle(problem, 64))) {
+    return no(text_of("y has ", problem.y_k(), " channels"), text_of("a multiple of ", tile == 128 ? 64 : tile));
+  }
+  constexpr std::int64_t limit = std::int64_t{1} << 30;
+  if (problem.y_q() * problem.y_pitch() >= limit) {
+    return no(text_of("a row of y has ", problem.y_q(), " pixels of ", problem.y_pitch(), " channels"), "fewer");
+  }
+  return Support::yes();
+}
+
 ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device);
 
 // The persistent kernel copies a residual to shared memory, and adds it to partial sums, as a tensor of its own.
@@ -101,6 +121,9 @@ Support supports(const ConvProblem& problem, const DeviceInfo& device) {
   }
   if (device.type == DeviceType::cuda && is_gated(problem.activation)) {
     if (Support support = supports_gated(problem, device); !support.ok) return support;
+  }
+  if (problem.shuffles()) {
+    if (Support support = supports_shuffle(problem, device); !support.ok) return support;
   }
   if (problem.input_affine && device.type == DeviceType::cuda) return supports_affine(problem, device);
   if (reads_dense_residual(problem, device)) {
@@ -258,7 +281,7 @@ ConvPlan plan(const ConvProblem& problem, const DeviceInfo& device) {
   const bool hopper = persistent::is_used(problem, device);
   ConvPlan other = hopper ? plan_for_hopper(problem, device) : plan_portable(problem, device);
   if (hopper) other.cost_us += residual_us(problem, residual_passes(problem), device) + residual_start_us(problem);
-  if (is_gated(problem.activation)) return other;  // few_channels has no kernels for that
+  if (is_gated(problem.activation) || problem.shuffles()) return other;  // few_channels has no kernels for that
   std::optional<few_channels::Plan> few = few_channels::make_plan(problem, device);
   if (!few) return other;
   const double transposition = other.reads_nhwc && problem.layout == Layout::nchw
@@ -290,7 +313,7 @@ const Algorithm algorithm{
     .supports = supports,
     .plan = plan,
     .packed_weight = packed_weight,
-    .abilities = {.affine = true, .ranges = true, .gated = true},
+    .abilities = {.affine = true, .ranges = true, .gated = true, .shuffle = true},
 };
 
 }  // namespace fastconv::algos::implicit_gemm

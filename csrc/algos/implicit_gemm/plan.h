@@ -56,4 +56,9 @@ inline bool loads_vectors(const ConvProblem& problem) {
   return problem.c_per_group() % static_cast<std::int64_t>(16 / size_of(problem.dtype)) == 0;
 }
 
+// Hopper's kernels: the filters of a block are those of one pixel of a shuffle.
+inline bool fits_shuffle(const ConvProblem& problem, std::int64_t filter_tile) {
+  return !problem.shuffles() || problem.y_k() % filter_tile == 0;
+}
+
 }  // namespace fastconv::algos::implicit_gemm

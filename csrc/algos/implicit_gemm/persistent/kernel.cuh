@@ -29,6 +29,11 @@ class Loader {
     unsigned packed_tile = work_tile.filter_tile;
     const unsigned half = params_.by_n_splits.divmod(packed_tile);
     const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::limb_bytes;
+    const ShuffledPlaces& shuffled = params_.shuffled;
+    const int first_row = work_tile.p * params_.stride_h - params_.pad_h +
+                          shuffled.shifts * shuffled.row(work_tile.filter_tile);
+    const int first_column = work_tile.q * params_.stride_w - params_.pad_w +
+                             shuffled.shifts * shuffled.column(work_tile.filter_tile);
     for (int stage = work_tile.first_stage; stage < work_tile.last_stage; ++stage) {
       unsigned block = stage, tap = 0;  // of channels
       if (params_.stage_taps != params_.taps) tap = params_.by_taps.divmod(block);
@@ -45,8 +50,8 @@ class Loader {
         load_rows(work_tile, channel, target, full);
       } else {
         hopper::arrive_expecting(full, params_.box_bytes);
-        hopper::tma_load(target, map_, channel, work_tile.q * params_.stride_w - params_.pad_w + s * params_.dilation_w,
-                         work_tile.p * params_.stride_h - params_.pad_h + r * params_.dilation_h, work_tile.n, full);
+        hopper::tma_load(target, map_, channel, first_column + s * params_.dilation_w,
+                         first_row + r * params_.dilation_h, work_tile.n, full);
       }
       input_.advance(params_.input_slots);
       const unsigned char* source = filters + static_cast<std::int64_t>(first_step) * params_.packed_bytes;

@@ -22,7 +22,8 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   const ConvProblem& problem = args.problem;
   const Weights& weights = plan.weights;
   const bool sums_apart = plan.partial_bytes(problem) > 0;  // which are dense
-  const Strides4 out = output_strides(sums_apart ? without_ranges(problem) : problem);
+  const ConvProblem written = sums_apart ? without_ranges(without_shuffle(problem)) : problem;
+  const Strides4 out = output_strides(written);
   const bool product = is_matrix_product(problem) || plan.flat;
   const std::int64_t per_split = ceil_div(plan.stages, plan.split_k);
   Params<T> params{
@@ -41,6 +42,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .y_pixel = out.w,
       .y_filter = out.c,
       .y_numel = problem.output_numel(),
+      .shuffled = {written, plan.filter_tile},
       .tile_n = plan.tile_n,
       .tile_p = plan.tile_p,
       .tile_q = plan.tile_q,
@@ -127,9 +129,14 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
   const CUtensorMap x_map =
       make_map(x, x_type, problem.h, problem.w, problem.c, plan.source == Source::converted ? 0 : problem.x_pitch(),
                x_box, is_matrix_product(problem));
-  const CUtensorMap y_map = params.stores_by_tma ? make_map(args.y, problem.dtype, problem.p(), problem.q(), problem.k,
-                                                            problem.y_pitch(), y_box, params.in_a_row)
-                                                 : CUtensorMap{};
+  // Shuffled: rows of 2 Q pairs of pixels (ShuffledPlaces).
+  const int rows_of_pairs = problem.shuffles() ? 2 : 1;
+  const CUtensorMap y_map =
+      params.stores_by_tma
+          ? make_map(args.y, problem.dtype, problem.p(), rows_of_pairs * problem.q(),
+                     rows_of_pairs == 2 ? 2 * problem.y_pitch() : problem.k, rows_of_pairs * problem.y_pitch(), y_box,
+                     params.in_a_row)
+          : CUtensorMap{};
   const CUtensorMap residual_map =
       params.residual_stages > 0
           ? make_map(args.residual, problem.dtype, problem.p(), problem.q(), problem.k, 0, y_box, params.in_a_row)
@@ -161,9 +168,9 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
     const FastDivide by_inner = nhwc ? 1 : problem.p() * problem.q();
     const auto sum_blocks =
         static_cast<unsigned>(std::min<std::int64_t>(ceil_div(numel, 256), runtime.device().processors * 8));
+    const PixelPlaces places(problem);
     reduce_split_k<T, gated><<<sum_blocks, 256, 0, stream>>>(static_cast<int>(plan.split_k), numel, by_inner, problem.k,
-                                                             problem.y_pitch() - problem.k, params.partial,
-                                                             params.epilogue, params.y);
+                                                             places, params.partial, params.epilogue, params.y);
     check_launch("implicit_gemm: sum of split_k");
   }
 }

@@ -7,7 +7,7 @@
 
 namespace fastconv::algos::implicit_gemm::persistent {
 
-// Of a pixel of a tile, its first filter; -1 if it is not in y.
+// Of a pixel of a tile, where its filter 0 would be; -1 if it is not in y.
 template <typename T>
 __device__ __forceinline__ std::int64_t output_index(const Params<T>& params, const WorkTile& work_tile,
                                                      unsigned pixel) {
@@ -20,7 +20,7 @@ __device__ __forceinline__ std::int64_t output_index(const Params<T>& params, co
     const unsigned within = params.by_image.divmod(image);
     return image * params.y_image + within;
   }
-  return n * params.y_image + p * params.y_row + q * params.y_pixel;
+  return n * params.y_image + p * params.y_row + q * params.y_pixel + params.shuffled.offset(work_tile.filter_tile);
 }
 
 // One factor can hold the scales of a pixel and a filter if both exponents are smaller, as they almost always are.
@@ -345,10 +345,12 @@ __device__ __forceinline__ void store_by_tma(const Params<typename S::T>& params
   hopper::fence_copies();
   synchronise_multipliers();
   if (threadIdx.x == 0) {
+    const ShuffledPlaces& shuffled = params.shuffled;
+    const int first = work_tile.filter_tile * S::filter_tile + shuffled.channel_offset(work_tile.filter_tile);
+    const int column = work_tile.q + shuffled.column_offset(work_tile.filter_tile);
 #pragma unroll 1
     for (int box = 0; box < S::filter_tile / box_filters<T>; ++box) {
-      hopper::tma_store(map, work_tile.filter_tile * S::filter_tile + box * box_filters<T>, work_tile.q, work_tile.p,
-                        work_tile.n, staging + box * bytes);
+      hopper::tma_store(map, first + box * box_filters<T>, column, work_tile.p, work_tile.n, staging + box * bytes);
     }
     hopper::commit_stores();
   }

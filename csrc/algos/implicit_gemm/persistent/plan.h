@@ -251,11 +251,12 @@ inline bool shape_tile(const ConvProblem& problem, const Weights& weights, const
   constexpr std::int64_t short_reduction = 16;  // steps
   const std::size_t row_bytes = plan.filter_tile * size_of(problem.dtype), boxes = row_bytes * plan.pixel_tile();
   const bool row = is_matrix_product(problem) || plan.flat, nhwc = problem.layout == Layout::nhwc;
-  plan.stores_vectors = nhwc && problem.k * size_of(problem.dtype) % 16 == 0;
+  plan.stores_vectors = nhwc && problem.y_k() * size_of(problem.dtype) % 16 == 0;
   plan.stores_quads =
       !nhwc && (row ? problem.p() * problem.q() % 4 == 0 : problem.q() % 4 == 0 && plan.tile_q % 4 == 0);
   plan.scattered = !nhwc && !row && tile.q < 8 ? 4.0 / tile.q - 0.5 : 0.0;
-  plan.stores_by_tma = plan.stores_vectors && row_bytes % box_bytes == 0 && boxes <= max_staging &&
+  const bool fits_rows = !problem.shuffles() || problem.q() % tile.q == 0;  // else a box would write into the next one
+  plan.stores_by_tma = plan.stores_vectors && fits_rows && row_bytes % box_bytes == 0 && boxes <= max_staging &&
                        plan.stages * plan.stage_taps <= short_reduction && (!many_taps || plan.filter_tile <= 64) &&
                        slots_beside(boxes) >= (many_taps ? 2 : 3);
   plan.staging_bytes = plan.stores_by_tma ? std::max(boxes, min_staging) : min_staging;
@@ -363,13 +364,14 @@ void for_each_plan(const ConvProblem& problem, const Weights& weights, int proce
   };
   const auto consider_tile = [&](Source source, int filter_tile, int row_blocks) {
     if (source == Source::affine && !has_affine_kernel(filter_tile, row_blocks)) return;
+    if (!fits_shuffle(problem, filter_tile)) return;
     const int pixels = 64 * multiply_warpgroups * row_blocks;
     if (is_matrix_product(problem)) {
       consider({source, filter_tile, row_blocks, 1, 1, pixels, true, false});
       return;
     }
     const bool stride_1 = problem.stride_h == 1 && problem.stride_w == 1;
-    if (stride_1 && source != Source::transformed) {
+    if (stride_1 && source != Source::transformed && !problem.shuffles()) {
       consider({source, filter_tile, row_blocks, 1, 1, pixels, true, true});
     }
     for (int q = 1; q <= pixels && q < 2 * problem.q(); ++q) {

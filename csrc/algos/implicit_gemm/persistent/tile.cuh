@@ -8,6 +8,7 @@
 #include "device/epilogue.h"
 #include "device/mma.cuh"
 #include "device/numeric.h"
+#include "device/shuffled_places.h"
 #include "hopper/pipeline.cuh"
 #include "hopper/ptx/mbarrier.cuh"
 #include "hopper/ptx/tma.cuh"
@@ -28,6 +29,7 @@ struct Params {
   Epilogue<T> epilogue;
   WaitReport* report;
   std::int64_t y_image, y_row, y_pixel, y_filter, y_numel;
+  ShuffledPlaces shuffled;
   int n, p, q, k;  // a matrix product: 1, 1, N H W
   int tile_n, tile_p, tile_q;
   int box_h, box_w;

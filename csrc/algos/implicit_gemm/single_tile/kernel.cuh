@@ -71,7 +71,11 @@ template <typename S>
 __device__ __forceinline__ void load_input(const Params<typename S::T>& params, const CUtensorMap& map,
                                            Control& control, std::uint32_t input, int first_step, int steps) {
   const Place place = place_of(params);
-  const int w = place.q * params.stride_w - params.pad_w, h = place.p * params.stride_h - params.pad_h;
+  int w = place.q * params.stride_w - params.pad_w, h = place.p * params.stride_h - params.pad_h;
+  if (params.shifts != 0) {
+    const int filter_tile = static_cast<int>(blockIdx.x >> params.split_k_log2);
+    w += params.shuffled.column(filter_tile), h += params.shuffled.row(filter_tile);
+  }
   const unsigned stage = params.by_stage_taps.quotient(first_step);
   steps += first_step - static_cast<int>(stage) * params.stage_taps;
   const std::uint32_t full = shared_address(control.input.full);
@@ -235,7 +239,8 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
   using Chunk = persistent::Vector<T, chunk>;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const unsigned pixel = place.start + (warp & (pixel_warps<S>(params) - 1)) * 16 + lane / 4;
-  const int of_lane = lane % 4 * chunk, first_k = static_cast<int>(blockIdx.x >> params.split_k_log2) * S::filter_tile;
+  const int of_lane = lane % 4 * chunk, filter_tile = static_cast<int>(blockIdx.x >> params.split_k_log2);
+  const int first_k = filter_tile * S::filter_tile, shuffled = params.shuffled.offset(filter_tile);
   const int k = first_k + of_lane;
   int index[2];
 #pragma unroll
@@ -245,13 +250,12 @@ __device__ __forceinline__ void store(const Params<typename S::T>& params, const
     const int p = place.p + static_cast<int>(params.by_tile_p.divmod(n));
     const int image = place.n + static_cast<int>(n);
     const bool exists = warp < S::multiplying && q < params.q && p < params.p && image < params.n;
-    index[i] = exists ? (image * params.p + p) * params.q + q : -1;
+    index[i] = exists ? (image * params.p + p) * params.y_row + q * params.y_pitch + k + shuffled : -1;
     if constexpr (finish == Finish::nchw) {
+      index[i] = exists ? (image * params.p + p) * params.q + q : -1;
       unsigned within = max(index[i], 0), of = within;
       of = params.by_image.quotient(of);
       index[i] = exists ? static_cast<int>(within + of * (params.k - 1) * params.by_image.divisor()) : -1;
-    } else {
-      index[i] = exists ? index[i] * params.y_pitch + k : -1;
     }
   }
   const Epilogue<T>& epilogue = params.epilogue;

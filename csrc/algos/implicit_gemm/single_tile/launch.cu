@@ -35,6 +35,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
                    .tile_n = plan.tile_n,
                    .tile_p = plan.tile_p,
                    .tile_q = plan.tile_q,
+                   .shifts = problem.shifts(),
                    .by_tile_q = plan.tile_q,
                    .by_tiles_p = plan.tiles_p,
                    .by_stage_taps = plan.stage_taps,
@@ -59,7 +60,9 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, const Runtime& run
                    .exponents = plan.split ? reinterpret_cast<const int*>(weight + plan.exponents_offset) : nullptr,
                    .nchw = problem.layout == Layout::nchw,
                    .by_image = problem.p() * problem.q(),
-                   .y_pitch = as_int(problem.y_pitch())};
+                   .y_pitch = as_int(output_strides(problem).w),
+                   .y_row = as_int(output_strides(problem).h),
+                   .shuffled = {problem, plan.filter_tile}};
   set_sizes(params, problem);
   if (is_matrix_product(problem)) params.n = 1, params.p = 1, params.q = as_int(problem.n * problem.p() * problem.q());
   return params;

@@ -83,7 +83,7 @@ inline bool is_possible(const ConvProblem& problem) {
   return problem.groups == 1 && problem.k * size % 16 == 0 &&
          (problem.accuracy == AccuracyClass::fp16 || problem.accuracy == AccuracyClass::bf16 ||
           problem.accuracy == AccuracyClass::tf32 || problem.accuracy == AccuracyClass::fp32) &&
-         problem.n * problem.p() * problem.q() * problem.y_pitch() < std::int64_t{1} << 30;
+         problem.n * problem.y_p() * problem.y_q() * problem.y_pitch() < std::int64_t{1} << 30;
 }
 
 // All plans: visit(plan). packed_rows: filters of a packed tile.
@@ -114,6 +114,7 @@ void for_each_plan(const ConvProblem& problem, int packed_rows, Visit&& visit) {
       if (filters == 48 && !plan.split) continue;  // fewer kernels
       if (filters > 32 && problem.k <= filters / 2) continue;
       if (filters == 128 && plan.split) continue;  // sums and totals: too many registers
+      if (!fits_shuffle(problem, filters)) continue;
       plan.filter_tile = filters;
       plan.filter_tiles = ceil_div(problem.k, filters);
       for (plan.split_k = 1; plan.split_k <= std::min(plan.pixels / 16, max_split_k); plan.split_k *= 2) {

@@ -6,6 +6,7 @@
 #include "algos/implicit_gemm/single_tile/plan.h"
 #include "core/fast_divide.h"
 #include "device/epilogue.h"
+#include "device/shuffled_places.h"
 #include "device/mma.cuh"
 #include "hopper/pipeline.cuh"
 #include "hopper/ptx/cluster.cuh"
@@ -29,6 +30,7 @@ struct Params {
   int rows_pixels;             // rows: pixels of a tile; else 0
   int tile_n, tile_p, tile_q;  // rows: tile_q is the pitch
   int pad_h, pad_w, stride_h, stride_w;
+  int shifts;  // as in `shuffled`, which is read later
   FastDivide by_tile_q, by_tiles_p, by_stage_taps;
   // Filters.
   const unsigned char* weight;  // [packed filter tile][step][packed rows][128 bytes]
@@ -54,7 +56,8 @@ struct Params {
   const int* exponents;  // class fp32: of the filters' scales, [filter]
   bool nchw;
   FastDivide by_image;  // pixels
-  int y_pitch;
+  int y_pitch, y_row;  // NHWC: from one pixel of the convolution to the next, from one row
+  ShuffledPlaces shuffled;
 };
 
 // split: class fp32. gated: it ends with the activations that are is_gated(), and there is no residual.

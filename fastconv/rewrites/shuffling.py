@@ -1,0 +1,225 @@
+"""Frozen convolutions that compute 2 x 2 pixels of their output at once, as filters of one convolution of a quarter of
+the pixels, which their kernels shuffle into place (`ConvProblem::shuffle`):
+
+    upsampling by 2, nearest -> convolution      taps that meet the same pixel are one: 2x2 of 3x3, 2.25 times fewer
+                                                 products, and the larger image is never stored
+    transposed convolution of stride 2           with an even kernel, padded by one less than half of it
+
+Both have as many taps in each dimension for even pixels as for odd ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from fastconv import _C, ops, settings
+from fastconv.rewrites.choosing import write_target
+from fastconv.rewrites.convolution import Asked, Call, Taken, call_of, channels_around, is_channels_last, is_static, plan_of
+from fastconv.rewrites.editor import Editor, value_of
+from fastconv.rewrites.patterns import Match, Rewrite, never, new_call
+from fastconv.selection import is_librarys
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# Sums of weights are rounded to half types once more: by as much as the output is, so that both are sqrt(2) times that.
+_MAX_ERROR = 1.5
+
+
+class Shuffled(NamedTuple):
+    """What takes a convolution's place."""
+
+    call: Call  # with the input and the padding of the convolution that is shuffled, and the weight of the other
+    of: str  # "upsampling" or "transposed": what `ops.shuffled_weight` makes of the weight
+    taps: tuple[int, int]
+    filters: int
+
+    @property
+    def shuffle(self) -> str:
+        return "windows" if self.taps[0] % 2 == 0 else "pixels"
+
+    def row(self, y_channels: int = 0) -> dict[str, Any] | None:
+        """The planner's, of the fastest algorithm of ours; None: there is none, or kernels cannot write the range."""
+        call, x = self.call, value_of(self.call.input)
+        n, c, h, w = x.shape
+        problem = _C.ConvProblem(
+            n=n, c=c, h=h, w=w, k=self.filters, r=self.taps[0], s=self.taps[1], padding=tuple(call.padding),
+            dtype=ops.dtype_name(x.dtype), precision=call.precision, layout="nhwc", bias=call.bias is not None,
+            activation=call.activation, x_channels=channels_around(x), y_channels=y_channels, shuffle=self.shuffle,
+            **settings.Limits(call.max_error, call.max_workspace)._asdict(),
+        )  # fmt: skip
+        row: dict[str, Any] = ops.choose(call.algorithm, problem, ops.device_info(x.device))
+        fits = row["ok"] and not is_librarys(row["algorithm"]) and not (y_channels and row["shuffles_apart"])
+        return row if fits else None
+
+
+def _taps(sizes: Any) -> tuple[int, int] | None:
+    """Of one pixel of 2 x 2, if its windows are shifted along both dimensions or along none."""
+    r, s = (int(size) // 2 for size in sizes)
+    return (r, s) if r % 2 == s % 2 else None
+
+
+def _shuffled(node: fx.Node, asked: Asked) -> tuple[Shuffled, float] | None:
+    """What a node may become, and what it takes as it is, in microseconds."""
+    if not (asked.packed and asked.scatters):
+        return None
+    return _of_upsampling(node) if call_of(node) is not None else _of_transposed(node, asked)
+
+
+def _of_upsampling(node: fx.Node) -> tuple[Shuffled, float] | None:
+    call = call_of(node)
+    if call is None or call.residual is not None or call.max_pool or not is_channels_last(call):
+        return None
+    image = _upsampled(call.input)
+    if image is None or not is_static(call.weight):
+        return None
+    k, _, r, s = value_of(call.weight).shape
+    if (call.stride, call.dilation, call.groups) != ([1, 1], [1, 1], 1) or min(r, s) < 3:
+        return None
+    if r % 2 == 0 or s % 2 == 0 or call.padding != [r // 2, s // 2]:
+        return None
+    if value_of(image).element_size() == 2 and call.max_error is not None and call.max_error < _MAX_ERROR:
+        return None
+    taps, now = _taps((r + 1, s + 1)), plan_of(call)
+    if taps is None or now is None:
+        return None
+    x, upsampled = value_of(image), value_of(call.input)
+    device = ops.device_info(x.device)
+    us = now["cost_us"] + _C.pass_us(x.numel() * x.element_size(), upsampled.numel() * x.element_size(), device)
+    small = call._replace(input=image, padding=[taps[0] // 2, taps[1] // 2])
+    return Shuffled(small, "upsampling", taps, 4 * k), us
+
+
+def _of_transposed(node: fx.Node, asked: Asked) -> tuple[Shuffled, float] | None:
+    if node.target is not aten.convolution.default or not node.args[6]:
+        return None
+    x, weight, bias, stride, padding, dilation, _, output_padding, groups = node.args
+    if not (is_static(x) and is_static(weight)) or value_of(x).dim() != 4 or value_of(weight).dim() != 4:
+        return None
+    _, k, r, s = value_of(weight).shape
+    plain = (list(stride), list(dilation), list(output_padding), groups) == ([2, 2], [1, 1], [0, 0], 1)
+    if not plain or r % 2 or s % 2 or list(padding) != [r // 2 - 1, s // 2 - 1] or value_of(x).dtype not in _DTYPES:
+        return None
+    taps = _taps((r, s))
+    if taps is None or value_of(x).device.type not in ("cpu", "cuda"):
+        return None
+    call = new_call(asked, x, weight, bias, [1, 1], [taps[0] // 2, taps[1] // 2], [1, 1], 1)
+    if not is_channels_last(call):
+        return None
+    n, c, p, q = value_of(x).shape
+    forward = _C.ConvProblem(
+        n=n, c=k, h=2 * p, w=2 * q, k=c, r=r, s=s, stride=(2, 2), padding=tuple(padding), layout="nhwc",
+        dtype=ops.dtype_name(value_of(x).dtype), precision=call.precision,
+    )  # fmt: skip
+    rows = _C.input_gradients(forward, ops.device_info(value_of(x).device))
+    us = next(row["cost_us"] for row in rows if row["algorithm"] == "torch")
+    return Shuffled(call, "transposed", taps, 4 * k), us
+
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def chosen(node: fx.Node, asked: Asked) -> Shuffled | None:
+    """What will take the node's place: it is estimated to be faster."""
+    found = _shuffled(node, asked)
+    if found is None:
+        return None
+    shuffled, us = found
+    row = shuffled.row()
+    return shuffled if row is not None and row["cost_us"] < us else None
+
+
+def writes_range(node: fx.Node, channels: int, asked: Asked) -> bool:
+    """Whether it will be written into a range of so many channels."""
+    shuffled = chosen(node, asked)
+    return shuffled is not None and shuffled.row(channels) is not None
+
+
+def _find(node: fx.Node, asked: Asked) -> Match | None:
+    shuffled = chosen(node, asked)
+    if shuffled is None:
+        return None
+    target = write_target(node)
+    row = shuffled.row(int(value_of(target).shape[1])) if target is not None else None
+    if row is None:
+        target, row = None, shuffled.row()
+    return Match(target or node, node, {"shuffled": shuffled, "target": target, "row": row})
+
+
+def _replacement(match: Match, asked: Asked, edit: Editor) -> fx.Node:
+    shuffled: Shuffled = match.found["shuffled"]
+    target: fx.Node | None = match.found["target"]
+    call, algorithm, y = shuffled.call, match.found["row"]["algorithm"], value_of(match.conv)
+    weight = edit.emit(ops.shuffled_weight_op, call.weight, shuffled.of)
+    packed = edit.emit(ops.pack_weight_op, weight, 1, algorithm, call.precision)
+    bias = None if call.bias is None else edit.emit(aten.repeat.default, call.bias, [4])
+    buffer, begin = target.args[1:] if target is not None else (edit.empty_channels(y, y.shape[1]), 0)
+    stride, padding, dilation, groups = call.geometry
+    node = edit.emit(
+        ops.conv2d_packed_scatter_op, call.input, packed, bias, None, None, None, buffer, begin,
+        [shuffled.filters, value_of(call.input).shape[1], *shuffled.taps, *stride, *padding, *dilation, groups], True,
+        algorithm, call.precision, call.activation, call.negative_slope, "none", False, shuffled.shuffle,
+    )  # fmt: skip
+    if isinstance(match.taken, Taken):
+        match.taken.parts[:0] = ["upsample"] if shuffled.of == "upsampling" else []
+        match.taken.parts += ["cat"] if target is not None else []
+        match.taken.algorithm, match.taken.obstacle, match.taken.us = algorithm, ("", ""), match.found["row"]["cost_us"]
+        match.taken.input_shape = tuple(value_of(call.input).shape)
+        node.meta["fastconv"] = match.taken
+    return node
+
+
+SHUFFLED = Rewrite("shuffled", (ops.conv2d_op, aten.convolution.default), _find, never, _replacement)
+
+
+# Upsamplings, of which graphs have the indices ----------------------------------------------------------------------
+
+_ARITHMETIC: tuple[Callable[..., Any], ...] = (
+    aten.add.Tensor, aten.mul.Tensor, aten.unsqueeze.default, aten.view.default, aten.floor.default,
+    aten.arange.start_step, aten.arange.default, aten._to_copy.default, prims.iota.default,
+    prims.convert_element_type.default,
+)  # fmt: skip
+
+
+def _upsampled(value: Any) -> fx.Node | None:
+    """The image in which each pixel of the value is repeated twice along both dimensions, if nobody else reads what
+    lies between."""
+    while isinstance(value, fx.Node) and value.target is aten.clone.default and len(value.users) == 1:
+        value = value.args[0]
+    if not isinstance(value, fx.Node) or len(value.users) > 1:
+        return None
+    if value.target not in (aten._unsafe_index.Tensor, aten.index.Tensor):
+        return None
+    image, indices = value.args
+    x = value_of(image)
+    if not is_static(image) or x.dim() != 4 or len(indices) != 4 or indices[:2] != [None, None]:  # type: ignore[arg-type]
+        return None
+    for dim, index, shape in ((2, indices[2], (-1, 1)), (3, indices[3], (-1,))):  # type: ignore[index]
+        size = x.shape[dim]
+        if tuple(value_of(index).shape) != tuple(2 * size if each < 0 else each for each in shape):
+            return None
+        numbers = _evaluate(index)
+        if numbers is None or not torch.equal(numbers.flatten(), torch.arange(2 * size) // 2):
+            return None
+    return image  # type: ignore[no-any-return]
+
+
+def _evaluate(node: Any) -> Tensor | None:
+    """The numbers of an index, if it is made of constants alone."""
+    if node.target not in _ARITHMETIC:
+        return None
+    inputs: dict[fx.Node, Tensor] = {}
+    for arg in node.all_input_nodes:
+        value = _evaluate(arg)
+        if value is None:
+            return None
+        inputs[arg] = value
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: inputs[arg])
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        return node.target(*args, **kwargs)  # type: ignore[no-any-return]
