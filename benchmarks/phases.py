@@ -263,10 +263,10 @@ PHASES: dict[str, Phase] = {
             tuple(
                 Step("regret", ("regret", "--split", "judge", "--workers", "4", "--classes", _CLASSES, *options))
                 for options in (
-                    ("--sample", "110", "--seed", "70", "--layouts", "nhwc"),
-                    ("--sample", "40", "--seed", "71", "--layouts", "nchw"),
-                    ("--sample", "40", "--seed", "72", "--layouts", "nhwc", "--pass", "backward_input"),
-                    ("--sample", "40", "--seed", "73", "--layouts", "nhwc", "--pass", "backward_weight"),
+                    ("--sample", "110", "--seed", "80", "--layouts", "nhwc"),
+                    ("--sample", "40", "--seed", "81", "--layouts", "nchw"),
+                    ("--sample", "40", "--seed", "82", "--layouts", "nhwc", "--pass", "backward_input"),
+                    ("--sample", "40", "--seed", "83", "--layouts", "nhwc", "--pass", "backward_weight"),
                 )
             ),
         )

@@ -414,8 +414,16 @@ def measure(
 
 
 def measure_quickly(convolution: Convolution, kept: bool) -> None:
-    """Measures those candidates that the cost model does not tell from the fastest, with few rounds, and makes the
-    choice `auto`'s where there are several. kept: in the file, too, if that can be written."""
+    """Makes `quick_choice` the choice of `auto`. kept: in the file, too, if that can be written."""
+    choice = quick_choice(convolution)
+    if choice is not None:
+        with contextlib.suppress(OSError):
+            measured.add([choice], kept and bool(choice.us))
+
+
+def quick_choice(convolution: Convolution) -> measured.Choice | None:
+    """Measures those candidates that the cost model does not tell from the fastest, with few rounds; None where there
+    is one alone."""
     device, rows = convolution.device, _candidates(convolution)
     if device.type == "cpu":
         rows = [row for i, row in enumerate(rows) if i < _CPU_CANDIDATES or row["algorithm"] == "torch"]
@@ -428,11 +436,9 @@ def measure_quickly(convolution: Convolution, kept: bool) -> None:
             return timing.estimate(calls, device, samples=5)
 
     if len(rows) < 2:
-        return
+        return None
     planned, algorithm, us, _ = _measure(convolution, rows, time, QUICK_NOISE)
-    choice = measured.Choice(*convolution.key[:2], algorithm or planned, us, convolution.pass_)
-    with contextlib.suppress(OSError):
-        measured.add([choice], kept and algorithm is not None)
+    return measured.Choice(*convolution.key[:2], algorithm or planned, us, convolution.pass_)
 
 
 def _candidates(convolution: Convolution) -> list[dict[str, Any]]:

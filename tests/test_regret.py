@@ -86,6 +86,7 @@ def test_rows_hold_what_auto_takes_and_the_best(tmp_path, direction):
         assert row["best_us"] == min(rivals)
         assert row["us"] == row["algorithms"][row["algorithm"]]
         assert contest.regret(row) >= 1
+        assert row["measured_us"] == row["algorithms"].get(row["measured"])  # without a time if it is of another method
         if direction == "forward":
             planned = problem.planned(torch.float32, "fp32", row["layout"])
             assert row["algorithm"] == _C.choose("auto", planned, ops.device_info(torch.device("cpu")))["algorithm"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +14,7 @@ from benchmarks import peers
 from benchmarks.harness import ours, results, turns
 from benchmarks.layers.sets import floor_here
 from benchmarks.regret.problems import Problem
-from fastconv import _C, ops, timing
+from fastconv import _C, ops, timing, tuning
 from fastconv.timing import drop_hopeless
 from fastconv.tuning import Convolution
 
@@ -44,6 +45,7 @@ def measure(
     choices: dict[str, str] = {}
     expected: dict[str, dict[str, float]] = {}  # layout -> contender -> us, as the cost models have it
     calls: dict[str, dict[str, Call]] = {}
+    found_once: dict[str, tuple[str, float]] = {}
     with turns.preparing(beat, patient=True):
         for layout in layouts:
             planned = problem.planned(ours.dtype_of(accuracy), precision, layout)
@@ -66,11 +68,42 @@ def measure(
             few = drop_hopeless(rows, calls[layout], device, refused, kept, say)
             slow += [f"{layout}/{name}" for name in few if name not in kept]
             failures |= {f"{layout}/{name}": why for name, why in refused.items()}
-        announce("")
+            announce("")
+            found_once[layout] = measured_once(problem, accuracy, layout, device, choices[layout])
         all_calls = {f"{layout}/{name}": call for layout, its in calls.items() for name, call in its.items()}
         found = timing.measure(all_calls, device=device, rounds=rounds, few_rounds=slow, seed=seed)
     failures |= found.failures
-    return [_row(problem, accuracy, layout, choices[layout], found.timings, failures, device) for layout in layouts]
+    return [
+        _row(problem, accuracy, layout, choices[layout], found.timings, failures, device)
+        | _as_measured(layout, found.timings, *found_once[layout])
+        for layout in layouts
+    ]
+
+
+def measured_once(
+    problem: Problem, accuracy: str, layout: str, device: torch.device, choice: str
+) -> tuple[str, float]:
+    """What `auto`, of which `choice` is that by cost, takes where PyTorch searches, too: a layer then measures at its
+    first call (`fastconv.once`). By a contender's name; and how many milliseconds that took."""
+    convolution = _convolution(problem, accuracy, layout, device).in_pass(problem.direction)
+    info, planned = ops.device_info(device), convolution.problem()
+    if problem.direction == "forward" and not _C.choose("auto", planned, info)["unsure"]:
+        return choice, 0.0
+    began = time.perf_counter()
+    quick = tuning.quick_choice(convolution)
+    ms = 1e3 * (time.perf_counter() - began)
+    if quick is None:
+        return choice, ms
+    if problem.direction != "backward_input" or quick.algorithm == "torch":
+        return quick.algorithm, ms
+    method, algorithm = quick.algorithm.split()  # each contender is of the method that is planned
+    named = _C.choose_input_gradient("implicit_gemm", planned, info)["method"]  # any name of ours
+    return (algorithm if method == named else "", ms)
+
+
+def _as_measured(layout: str, times: Mapping[str, timing.Timing], name: str, ms: float) -> results.Row:
+    timed = times.get(f"{layout}/{name}")
+    return {"measured": name, "measured_us": timed.us if timed else None, "measuring_ms": ms}
 
 
 @functools.cache
@@ -194,6 +227,11 @@ def _row(
 def regret(row: results.Row) -> float | None:
     """Time of what `auto` takes over that of the best; None where it has no time."""
     return row["us"] / row["best_us"] if row["us"] and row["best_us"] else None
+
+
+def as_measured(row: results.Row) -> results.Row:
+    """The row as it is where `auto` measures at a first call, as PyTorch does."""
+    return {**row, "us": row.get("measured_us"), "algorithm": row.get("measured")}
 
 
 def against_torch(row: results.Row) -> float | None:

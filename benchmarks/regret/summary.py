@@ -46,7 +46,8 @@ def table(rows: Sequence[results.Row], title: str = "") -> Table:
     """A line per class, pass, layout and split, and one of all. title: what comes before the table's own."""
     own = "time of auto over the best of ours and PyTorch's"
     found = Table(*PARTS, title=f"{title}: {own}" if title else own)
-    for column in ("problems", "mean", "95 %", "worst", "> 3 % slower than PyTorch"):
+    columns = ("mean", "95 %", "worst", "> 3 % slower than PyTorch")
+    for column in ("problems", *columns, *(f"measured: {column}" for column in columns if is_measured(rows))):
         found.add_column(column, justify="right")
     parts = sorted({tuple(row[name] for name in PARTS) for row in rows})
     for part in parts:
@@ -57,9 +58,18 @@ def table(rows: Sequence[results.Row], title: str = "") -> Table:
 
 
 def _line(found: Table, part: tuple[str, ...], rows: Sequence[results.Row]) -> None:
-    its = summary(rows)
+    its, measured = summary(rows), summary([contest.as_measured(row) for row in rows])
+    cells = numbers(measured) if len(found.columns) > len(PARTS) + 5 else []
+    found.add_row(*part, str(its.count if its else 0), *numbers(its), *cells)
+
+
+def numbers(its: Summary | None) -> list[str]:
+    """Its cells: mean, 95th percentile, worst, slower."""
     if its is None:
-        found.add_row(*part, "0", "-", "-", "-", "-")
-        return
-    numbers = (f"{value:.3f}" for value in (its.mean, its.percentile_95, its.worst))
-    found.add_row(*part, str(its.count), *numbers, f"{100 * its.slower:.1f} %")
+        return ["-"] * 4
+    return [f"{its.mean:.3f}", f"{its.percentile_95:.2f}", f"{its.worst:.2f}", f"{100 * its.slower:.1f} %"]
+
+
+def is_measured(rows: Sequence[results.Row]) -> bool:
+    """Whether they say what `auto` takes where it measures."""
+    return any(row.get("measured_us") for row in rows)

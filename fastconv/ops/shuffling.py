@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastconv import ops
 
-KINDS = ("upsampling", "transposed")
+KINDS = ("upsampling", "transposed", "pixel_shuffle")
 
 
 def shuffled_shape(size: Sequence[Any], shuffle: str) -> list[Any]:
@@ -22,6 +22,8 @@ def shuffled_shape(size: Sequence[Any], shuffle: str) -> list[Any]:
 
 
 def _shape(weight: Tensor, of: str) -> list[Any]:
+    if of == "pixel_shuffle" or weight.dim() == 1:
+        return [*weight.shape] if of == "pixel_shuffle" else [4 * weight.shape[0]]
     k, c, r, s = weight.shape
     return [4 * k, c, (r + 1) // 2, (s + 1) // 2] if of == "upsampling" else [4 * c, k, r // 2, s // 2]
 
@@ -44,8 +46,12 @@ def _taps(size: int, device: torch.device) -> Tensor:
 
 def _shuffled_weight(weight: Tensor, of: str) -> Tensor:
     """[4 K, C, taps, taps]. `of` an "upsampling": from [K, C, R, S], sums that are rounded once. Of a "transposed"
-    convolution: from [C, K, R, S]."""
+    convolution: from [C, K, R, S]. Of a "pixel_shuffle": from [4 K, C, R, S], in another order. Likewise the bias."""
     torch._check(of in KINDS, lambda: f"fastconv: of is '{of}'; expected one of {', '.join(KINDS)}")
+    if of == "pixel_shuffle":
+        return weight.unflatten(0, (-1, 4)).transpose(0, 1).reshape(weight.shape)
+    if weight.dim() == 1:
+        return weight.repeat(4)
     rows, columns = weight.shape[2:]
     if of == "upsampling":
         sums = (_sums(rows, weight.device), _sums(columns, weight.device))

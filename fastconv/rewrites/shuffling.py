@@ -4,8 +4,9 @@ the pixels, which their kernels shuffle into place (`ConvProblem::shuffle`):
     upsampling by 2, nearest -> convolution      taps that meet the same pixel are one: 2x2 of 3x3, 2.25 times fewer
                                                  products, and the larger image is never stored
     transposed convolution of stride 2           with an even kernel, padded by one less than half of it
+    convolution -> pixel_shuffle by 2            as it is, with its filters in another order
 
-Both have as many taps in each dimension for even pixels as for odd ones."""
+The first two have as many taps in each dimension for even pixels as for odd ones."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from fastconv import _C, ops, settings
+from fastconv.rewrites import constants
 from fastconv.rewrites.choosing import write_target
 from fastconv.rewrites.convolution import Asked, Call, Taken, call_of, channels_around, is_channels_last, is_static, plan_of
 from fastconv.rewrites.editor import Editor, value_of
@@ -32,21 +34,21 @@ class Shuffled(NamedTuple):
     """What takes a convolution's place."""
 
     call: Call  # with the input and the padding of the convolution that is shuffled, and the weight of the other
-    of: str  # "upsampling" or "transposed": what `ops.shuffled_weight` makes of the weight
+    of: str  # "upsampling", "transposed" or "pixel_shuffle": what `ops.shuffled_weight` makes of weight and bias
     taps: tuple[int, int]
     filters: int
 
     @property
     def shuffle(self) -> str:
-        return "windows" if self.taps[0] % 2 == 0 else "pixels"
+        return "windows" if self.taps[0] % 2 == 0 and self.of != "pixel_shuffle" else "pixels"
 
     def row(self, y_channels: int = 0) -> dict[str, Any] | None:
         """The planner's, of the fastest algorithm of ours; None: there is none, or kernels cannot write the range."""
         call, x = self.call, value_of(self.call.input)
         n, c, h, w = x.shape
         problem = _C.ConvProblem(
-            n=n, c=c, h=h, w=w, k=self.filters, r=self.taps[0], s=self.taps[1], padding=tuple(call.padding),
-            dtype=ops.dtype_name(x.dtype), precision=call.precision, layout="nhwc", bias=call.bias is not None,
+            n=n, c=c, h=h, w=w, k=self.filters, r=self.taps[0], s=self.taps[1], stride=tuple(call.stride),
+            padding=tuple(call.padding), dilation=tuple(call.dilation), dtype=ops.dtype_name(x.dtype), precision=call.precision, layout="nhwc", bias=call.bias is not None,
             activation=call.activation, x_channels=channels_around(x), y_channels=y_channels, shuffle=self.shuffle,
             **settings.Limits(call.max_error, call.max_workspace)._asdict(),
         )  # fmt: skip
@@ -65,7 +67,9 @@ def _shuffled(node: fx.Node, asked: Asked) -> tuple[Shuffled, float] | None:
     """What a node may become, and what it takes as it is, in microseconds."""
     if not (asked.packed and asked.scatters):
         return None
-    return _of_upsampling(node) if call_of(node) is not None else _of_transposed(node, asked)
+    if call_of(node) is not None:
+        return _of_upsampling(node)
+    return _of_transposed(node, asked) if node.target is aten.convolution.default else _of_pixel_shuffle(node)
 
 
 def _of_upsampling(node: fx.Node) -> tuple[Shuffled, float] | None:
@@ -93,7 +97,7 @@ def _of_upsampling(node: fx.Node) -> tuple[Shuffled, float] | None:
 
 
 def _of_transposed(node: fx.Node, asked: Asked) -> tuple[Shuffled, float] | None:
-    if node.target is not aten.convolution.default or not node.args[6]:
+    if not node.args[6]:
         return None
     x, weight, bias, stride, padding, dilation, _, output_padding, groups = node.args
     if not (is_static(x) and is_static(weight)) or value_of(x).dim() != 4 or value_of(weight).dim() != 4:
@@ -121,14 +125,52 @@ def _of_transposed(node: fx.Node, asked: Asked) -> tuple[Shuffled, float] | None
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def _of_pixel_shuffle(node: fx.Node) -> tuple[Shuffled, float] | None:
+    """Of the last of the views that a pixel_shuffle is taken apart into."""
+    conv = _shuffles(node)
+    call = call_of(conv)
+    if call is None or call.residual is not None or call.max_pool or call.groups != 1 or not is_channels_last(call):
+        return None
+    now, y = plan_of(call), value_of(node)
+    if now is None:
+        return None
+    k, _, r, s = value_of(call.weight).shape
+    size = y.numel() * y.element_size()
+    us = now["cost_us"] + _C.pass_us(size, size, ops.device_info(y.device))
+    return Shuffled(call, "pixel_shuffle", (r, s), k), us
+
+
+def _shuffles(node: fx.Node) -> fx.Node | None:
+    """What the values of pixels 2 x 2 come from, [N, 4 K, H, W]; None: the node is no such shuffle."""
+    steps: list[fx.Node] = []
+    value: Any = node.args[0] if node.target in _VIEWS else None
+    while isinstance(value, fx.Node) and len(value.users) == 1 and value.target in (*_MOVES, *_VIEWS):
+        if value.target is not aten.clone.default:
+            steps.append(value)
+        value = value.args[0]
+    if not isinstance(value, fx.Node) or [step.target for step in steps][:1] != [aten.permute.default]:
+        return None
+    if len(steps) != 2 or len(value.users) > 1 or not is_static(value) or value_of(value).dim() != 4:
+        return None
+    n, k, h, w = value_of(value).shape
+    shapes = [list(value_of(each).shape) for each in (steps[1], node)]
+    is_shuffle = shapes == [[n, k // 4, 2, 2, h, w], [n, k // 4, 2 * h, 2 * w]] and k % 4 == 0
+    return value if is_shuffle and list(steps[0].args[1]) == [0, 1, 4, 2, 5, 3] else None  # type: ignore[arg-type]
+
+
+_VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+_MOVES = (aten.permute.default, aten.clone.default)
+
+
 def chosen(node: fx.Node, asked: Asked) -> Shuffled | None:
-    """What will take the node's place: it is estimated to be faster."""
+    """What will take the node's place: `auto` takes it on a GPU, where it is estimated to be faster."""
     found = _shuffled(node, asked)
-    if found is None:
+    row = found[0].row() if found is not None else None
+    if found is None or row is None:
         return None
     shuffled, us = found
-    row = shuffled.row()
-    return shuffled if row is not None and row["cost_us"] < us else None
+    is_faster = value_of(shuffled.call.input).is_cuda and row["cost_us"] < us
+    return shuffled if is_faster or shuffled.call.algorithm != "auto" else None
 
 
 def writes_range(node: fx.Node, channels: int, asked: Asked) -> bool:
@@ -145,16 +187,17 @@ def _find(node: fx.Node, asked: Asked) -> Match | None:
     row = shuffled.row(int(value_of(target).shape[1])) if target is not None else None
     if row is None:
         target, row = None, shuffled.row()
-    return Match(target or node, node, {"shuffled": shuffled, "target": target, "row": row})
+    conv = _shuffles(node) if shuffled.of == "pixel_shuffle" else node
+    return Match(target or node, conv, {"shuffled": shuffled, "target": target, "row": row, "value": node})
 
 
 def _replacement(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     shuffled: Shuffled = match.found["shuffled"]
     target: fx.Node | None = match.found["target"]
-    call, algorithm, y = shuffled.call, match.found["row"]["algorithm"], value_of(match.conv)
+    call, algorithm, y = shuffled.call, match.found["row"]["algorithm"], value_of(match.found["value"])
     weight = edit.emit(ops.shuffled_weight_op, call.weight, shuffled.of)
     packed = edit.emit(ops.pack_weight_op, weight, 1, algorithm, call.precision)
-    bias = None if call.bias is None else edit.emit(aten.repeat.default, call.bias, [4])
+    bias = None if call.bias is None else edit.emit(ops.shuffled_weight_op, call.bias, shuffled.of)
     buffer, begin = target.args[1:] if target is not None else (edit.empty_channels(y, y.shape[1]), 0)
     stride, padding, dilation, groups = call.geometry
     node = edit.emit(
@@ -164,6 +207,7 @@ def _replacement(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     )  # fmt: skip
     if isinstance(match.taken, Taken):
         match.taken.parts[:0] = ["upsample"] if shuffled.of == "upsampling" else []
+        match.taken.parts += ["pixel_shuffle"] if shuffled.of == "pixel_shuffle" else []
         match.taken.parts += ["cat"] if target is not None else []
         match.taken.algorithm, match.taken.obstacle, match.taken.us = algorithm, ("", ""), match.found["row"]["cost_us"]
         match.taken.input_shape = tuple(value_of(call.input).shape)
@@ -171,7 +215,7 @@ def _replacement(match: Match, asked: Asked, edit: Editor) -> fx.Node:
     return node
 
 
-SHUFFLED = Rewrite("shuffled", (ops.conv2d_op, aten.convolution.default), _find, never, _replacement)
+SHUFFLED = Rewrite("shuffled", (ops.conv2d_op, aten.convolution.default, *_VIEWS), _find, never, _replacement)
 
 
 # Upsamplings, of which graphs have the indices ----------------------------------------------------------------------
@@ -200,10 +244,16 @@ def _upsampled(value: Any) -> fx.Node | None:
         size = x.shape[dim]
         if tuple(value_of(index).shape) != tuple(2 * size if each < 0 else each for each in shape):
             return None
-        numbers = _evaluate(index)
-        if numbers is None or not torch.equal(numbers.flatten(), torch.arange(2 * size) // 2):
+        if not _repeats(index, size):
             return None
     return image  # type: ignore[no-any-return]
+
+
+@constants.computing()
+def _repeats(index: fx.Node, size: int) -> bool:
+    """Whether it is 0, 0, 1, 1, ... of so many pixels."""
+    numbers = _evaluate(index)
+    return numbers is not None and torch.equal(numbers.flatten(), torch.arange(2 * size) // 2)
 
 
 def _evaluate(node: Any) -> Tensor | None:
@@ -219,7 +269,4 @@ def _evaluate(node: Any) -> Tensor | None:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: inputs[arg])
     if "device" in kwargs:
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    with unset_fake_temporarily():
-        return node.target(*args, **kwargs)  # type: ignore[no-any-return]
+    return node.target(*args, **kwargs)  # type: ignore[no-any-return]
