@@ -17,6 +17,7 @@ CXX = os.environ.get("CXX", "g++")
     [
         ("scales", "-O0"),  # power-of-two scales of finite values alone
         ("scales", "-O3"),
+        ("group_norm", "-O1"),  # how images are divided among clusters
         ("gates", "-O2"),  # the gated activations' formulas: all halves, floats of every size, NaN and infinities
     ],
 )

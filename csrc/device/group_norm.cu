@@ -1,6 +1,6 @@
-// Three kernels: the moments of each block's chunk of an image, what they are of the image's groups, and the norm with
-// its activation. x is read twice and y written once; Inductor's code for NHWC takes up to ten times as long on large
-// maps (docs/log/112-group-norm.md).
+// Three kernels, for images that no cluster keeps (group_norm_cluster.cu): the moments of each block's chunk of an
+// image, what they are of the image's groups, and the norm with its activation. x is read twice and y written once;
+// Inductor's code for NHWC takes up to ten times as long on large maps (docs/log/112-group-norm.md).
 #include <type_traits>
 
 #include "core/fast_divide.h"
@@ -9,48 +9,13 @@
 #include "device/dependent_launch.cuh"
 #include "device/group_norm.h"
 #include "device/launch.h"
+#include "device/moments.cuh"
 #include "device/numeric.h"
 
 namespace fastconv {
 namespace {
 
 constexpr int max_threads = 1024, warp_threads = 32;
-
-// Of a pixel, as many channels as one access has.
-template <typename T>
-struct alignas(16) Access {
-  static constexpr int count = 16 / sizeof(T);
-  T e[count];
-};
-
-// Of some values: their mean, and the sum of squared deviations from it. Those of parts are taken together by what they
-// are, count-weighted means and sum(squares + count * (mean - common mean)^2): nothing cancels, however far from zero.
-struct Moments {
-  float mean, squares;
-};
-
-__device__ __forceinline__ float sum_over(int lanes, float value) {  // a power of two of neighbours; in all of them
-  for (int offset = 1; offset < lanes; offset *= 2) value += __shfl_xor_sync(~0u, value, offset);
-  return value;
-}
-
-// Of `parts` moments, by a number of neighbouring lanes, of which this is number `lane`; the same in all of them. In a
-// fixed order. read(i) -> Moments, count(i): how many values.
-template <typename Read, typename Count>
-__device__ __forceinline__ Moments taken_together(int parts, float total, int lane, int lanes, const Read& read,
-                                                  const Count& count) {
-  float sum = 0.0f, squares = 0.0f;
-#pragma unroll 4
-  for (int i = lane; i < parts; i += lanes) sum = fmaf(count(i), read(i).mean, sum);
-  const float mean = sum_over(lanes, sum) / total;
-#pragma unroll 4
-  for (int i = lane; i < parts; i += lanes) {
-    const Moments part = read(i);
-    const float deviation = part.mean - mean;
-    squares += fmaf(count(i) * deviation, deviation, part.squares);
-  }
-  return {mean, sum_over(lanes, squares)};
-}
 
 struct Parameters {
   std::int64_t image;  // accesses of x
@@ -201,6 +166,9 @@ __global__ void __launch_bounds__(max_threads)
 
 void group_norm(const GroupNorm& norm, const void* x, const void* weight, const void* bias, void* y, void* workspace,
                 Runtime& runtime) {
+  if (const GroupNormClusters clusters(norm, runtime.device()); clusters.found()) {
+    return group_norm_in_clusters(norm, clusters, x, weight, bias, y, runtime);
+  }
   const GroupNormPlan plan(norm, runtime.device().processors);
   Parameters a{};
   a.pixels = static_cast<int>(norm.pixels), a.c = static_cast<int>(norm.c);

@@ -43,7 +43,7 @@ Tensor normed(const Tensor& x, std::optional<Tensor> weight, std::optional<Tenso
   const Tensor dense = aligned(in_layout(x, layout));
   if (weight) weight = torch::stable::contiguous(*weight);
   if (bias) bias = torch::stable::contiguous(*bias);
-  GuardedBytes workspace(GroupNormPlan(norm, device.processors).workspace_bytes(norm), x);
+  GuardedBytes workspace(norm.workspace_bytes(device), x);
   GuardedOutput output(x, {norm.n, norm.c, x.size(2), x.size(3)}, layout);
   group_norm(norm, dense.const_data_ptr(), weight ? weight->const_data_ptr() : nullptr,
              bias ? bias->const_data_ptr() : nullptr, output.data(), workspace.data(), *make_runtime(device));
