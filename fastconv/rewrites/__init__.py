@@ -197,7 +197,8 @@ def rewrite(
     left = apply(graph, (preceding.PRECEDING, branches.BRANCHES, *scaling.SCALING, *_FUSING), asked, edit)
     concatenations = concatenation.concatenate(graph, asked, edit)
     widening.widen(graph, asked, edit)
-    apply(graph, (shuffling.SHUFFLED, *choosing.CHOOSING), asked, edit)
+    apply(graph, (shuffling.SHUFFLED,), asked, edit)
+    apply(graph, choosing.CHOOSING, asked, edit)
     graph.eliminate_dead_code()  # norms before convolutions
     names = {node.name for node in graph.nodes}
     left = [each for each in left if each.name in names]

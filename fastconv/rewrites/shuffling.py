@@ -229,16 +229,17 @@ _ARITHMETIC: tuple[Callable[..., Any], ...] = (
 
 def _upsampled(value: Any) -> fx.Node | None:
     """The image in which each pixel of the value is repeated twice along both dimensions, if nobody else reads what
-    lies between."""
-    while isinstance(value, fx.Node) and value.target is aten.clone.default and len(value.users) == 1:
-        value = value.args[0]
+    lies between: Inductor repeats half types in float32."""
+    dtype = value_of(value).dtype
+    value = _plain(value, dtype)
     if not isinstance(value, fx.Node) or len(value.users) > 1:
         return None
     if value.target not in (aten._unsafe_index.Tensor, aten.index.Tensor):
         return None
     image, indices = value.args
+    image = _plain(image, dtype)
     x = value_of(image)
-    if not is_static(image) or x.dim() != 4 or len(indices) != 4 or indices[:2] != [None, None]:  # type: ignore[arg-type]
+    if x.dtype != dtype or not is_static(image) or x.dim() != 4 or len(indices) != 4 or indices[:2] != [None, None]:  # type: ignore[arg-type]
         return None
     for dim, index, shape in ((2, indices[2], (-1, 1)), (3, indices[3], (-1,))):  # type: ignore[index]
         size = x.shape[dim]
@@ -247,6 +248,16 @@ def _upsampled(value: Any) -> fx.Node | None:
         if not _repeats(index, size):
             return None
     return image  # type: ignore[no-any-return]
+
+
+def _plain(value: Any, dtype: torch.dtype) -> Any:
+    """What a value is a copy of, in a dtype that holds all of `dtype`."""
+    while isinstance(value, fx.Node) and len(value.users) == 1:
+        is_copy = value.target in (aten.clone.default, prims.convert_element_type.default)
+        if not is_copy or value_of(value).dtype not in (dtype, torch.float32):
+            break
+        value = value.args[0]
+    return value
 
 
 @constants.computing()
