@@ -91,7 +91,7 @@ GRADIENT_KERNELS = [
 ]
 FLIP = r"fastconv::.*\bflip<"
 # PyTorch's kernels of the activations that a plan has behind the convolution.
-ACTIVATIONS = {"hardswish": r"hardswish", "gelu": r"Gelu", "gelu_tanh": r"Gelu", "sigmoid": r"sigmoid"}
+ACTIVATIONS = {"shuffled": r"copy|elementwise", "hardswish": r"hardswish", "gelu": r"Gelu", "gelu_tanh": r"Gelu", "sigmoid": r"sigmoid"}
 PACKING = r"pack_filters|filter_transform"
 TRANSPOSITION = r"fastconv::transpose_(fours|any)"
 

@@ -39,6 +39,8 @@ LARGE = [
     Shape(16, 64, 64, 64, 256, 2, 2, padding=(1, 1)),
     Shape(1, 512, 64, 64, 2048, 2, 2, padding=(1, 1)),
     Shape(1, 1024, 8, 8, 2048, 2, 2, padding=(1, 1)),
+    Shape(32, 512, 4, 4, 1024, 2, 2, padding=(1, 1)),  # sums in memory
+    Shape(2, 1280, 8, 8, 640, 2, 2, padding=(1, 1)),
 ]
 
 

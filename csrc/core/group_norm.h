@@ -114,12 +114,14 @@ struct GroupNormClusters {
     return shared_bytes(norm) <= max_shared_bytes;
   }
 
-  // Estimates, for choices among these and the three kernels, which take 14 us and their bytes at 3 TB/s
-  // (docs/log/112-group-norm.md). A processor goes through some 12 KB of x in a microsecond; neighbouring bytes of a
-  // pixel that are few share sectors and pages with other blocks'; a block that leaves no room for a second one is
-  // alone in waiting.
+  // Estimates, for choices among these and the three kernels, fitted to an H200 (docs/log/155-shuffles.md): behind what
+  // starts and meets, the latter go through some 550 values in a nanosecond in half types and 350 in float32, and a
+  // processor through some 8 to 12 KB in a microsecond here; neighbouring bytes of a pixel that are few share sectors
+  // and pages with other blocks'; a block that leaves no room for a second one is alone in waiting. One launch is worth
+  // a twelfth: to the host it is a third of three.
   static constexpr double separate_us(const GroupNorm& norm) {
-    return 14.0 + 1e-6 * static_cast<double>(norm.n * norm.pixels * norm.c * norm.element_bytes());
+    const double values = static_cast<double>(norm.n * norm.pixels * norm.c);
+    return 6.0 + values * (norm.element_bytes() == 2 ? 1.85e-6 : 2.8e-6);
   }
   constexpr double estimated_us(const GroupNorm& norm, int processors) const {
     const std::int64_t grid = norm.n * slices * blocks, rounds = ceil_div(grid, std::int64_t{processors});
@@ -127,7 +129,9 @@ struct GroupNormClusters {
     double us = 4.0;
     for (int i = 1; i < blocks; i *= 2) us += i == 1 ? 0.4 : 0.1;
     const double kilobytes = static_cast<double>(rounds * pixels * slice_bytes()) / 1024.0;
-    return us + 0.08 * kilobytes * (1.0 + 32.0 / static_cast<double>(slice_bytes())) * (alone ? 1.15 : 1.0);
+    const double rate = norm.element_bytes() == 2 ? 0.12 : 0.08;
+    us += rate * kilobytes * (1.0 + 32.0 / static_cast<double>(slice_bytes())) * (alone ? 1.15 : 1.0);
+    return us / 1.09;
   }
 };
 

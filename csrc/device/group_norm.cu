@@ -4,9 +4,9 @@
 #include <type_traits>
 
 #include "core/fast_divide.h"
-#include "device/activation.cuh"
 #include "device/cuda_check.h"
 #include "device/dependent_launch.cuh"
+#include "device/fast_silu.cuh"
 #include "device/group_norm.h"
 #include "device/launch.h"
 #include "device/moments.cuh"
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(max_threads)
 #pragma unroll
   for (int i = 0; i < count; ++i) mean[i] = of_image[i], scale[i] = of_image[a.c + i], shift[i] = of_image[2 * a.c + i];
   const std::int64_t first = chunk.first_access(a);
-  apply_activation(a.activate, [&](const auto& apply) {
+  apply_quickly<T>(a.activate, [&](const auto& apply) {
     chunk.for_each<true>(a, x + first, [&](int at, const Access<T>& values) {
       Access<T> result;
 #pragma unroll

@@ -3,9 +3,9 @@
 #include <type_traits>
 
 #include "core/fast_divide.h"
-#include "device/activation.cuh"
 #include "device/cuda_check.h"
 #include "device/dependent_launch.cuh"
+#include "device/fast_silu.cuh"
 #include "device/group_norm.h"
 #include "device/launch.h"
 #include "device/moments.cuh"
@@ -55,24 +55,6 @@ __device__ __forceinline__ void start_copy(void* target, const void* source) {
 __device__ __forceinline__ void end_group_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(copies_ahead - 1) : "memory");
-}
-
-// Takes those of `unit` neighbouring channels together, in the first of them; each is of `count` values, so that
-// nothing is divided.
-template <int channels>
-__device__ __forceinline__ void join_neighbours(Moments (&moments)[channels], int unit, float count) {
-#pragma unroll
-  for (int width = 1; width < channels; width *= 2) {
-    if (width >= unit) break;
-#pragma unroll
-    for (int i = 0; i < channels; i += 2 * width) {
-      Moments& first = moments[i];
-      const Moments second = moments[i + width];
-      const float deviation = 0.5f * (second.mean - first.mean);  // of both from their mean
-      first.mean += deviation;
-      first.squares += fmaf(static_cast<float>(2 * width) * count * deviation, deviation, second.squares);
-    }
-  }
 }
 
 #endif
@@ -199,7 +181,7 @@ __global__ void __launch_bounds__(max_threads, 2)
     mean[i] = group.x, scale[i] = group.y * factors[channel], shift[i] = added[channel];
   }
   Access<T>* const target = y + first;
-  apply_activation(a.activate, [&](const auto& apply) {
+  apply_quickly<T>(a.activate, [&](const auto& apply) {
 #pragma unroll 1
     for (int i = 0; i < pixels; ++i) {
       const Access<T> values = mine[i * kept_step];

@@ -41,4 +41,22 @@ __device__ __forceinline__ Moments taken_together(int parts, float total, int la
   return {mean, sum_over(lanes, squares)};
 }
 
+// Takes those of `unit` neighbouring channels together, in the first of them; each is of `count` values, so that
+// nothing is divided.
+template <int channels>
+__device__ __forceinline__ void join_neighbours(Moments (&moments)[channels], int unit, float count) {
+#pragma unroll
+  for (int width = 1; width < channels; width *= 2) {
+    if (width >= unit) break;
+#pragma unroll
+    for (int i = 0; i < channels; i += 2 * width) {
+      Moments& first = moments[i];
+      const Moments second = moments[i + width];
+      const float deviation = 0.5f * (second.mean - first.mean);  // of both from their mean
+      first.mean += deviation;
+      first.squares += fmaf(static_cast<float>(2 * width) * count * deviation, deviation, second.squares);
+    }
+  }
+}
+
 }  // namespace fastconv

@@ -25,6 +25,13 @@ struct ShuffledPlaces {
     columns = static_cast<int>(problem.q()), shifts = problem.shifts();
   }
 
+  // Where sums are written as the convolution has them.
+  ShuffledPlaces of_sums() const {
+    ShuffledPlaces places = *this;
+    places.next = places.pair = 0;
+    return places;
+  }
+
   FASTCONV_HOST_DEVICE int row(int filter_tile) const { return static_cast<int>(pixel(filter_tile) >> 1); }      // a
   FASTCONV_HOST_DEVICE int column(int filter_tile) const { return static_cast<int>(pixel(filter_tile) & 1u); }  // b
   // In y, from where filter k of the convolution would be to where it is: 0 or more.

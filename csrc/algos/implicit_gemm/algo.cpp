@@ -203,9 +203,10 @@ double wgmma_factor(const persistent::Plan& plan, const ConvProblem& problem) {
 }
 
 // A tile's outputs that are stored neither by vectors nor by quads go to memory one by one.
-double element_stores_us(const persistent::Plan& plan, const DeviceInfo& device) {
+double element_stores_us(const persistent::Plan& plan, const ConvProblem& problem, const DeviceInfo& device) {
   if (plan.stores_vectors || plan.stores_quads) return 0.0;
-  const double values = static_cast<double>(plan.pixel_tile()) * plan.filter_tile;
+  const bool few = problem.layout == Layout::nhwc && problem.k <= persistent::few_filters;  // a lane has one in turn
+  const double values = static_cast<double>(plan.pixel_tile()) * (few ? 4.0 : plan.filter_tile);
   return clocks_us(
       own::element_store * values * static_cast<double>(ceil_div<std::int64_t>(plan.tiles(), device.processors)),
       device);
@@ -223,7 +224,7 @@ double wgmma_cost_us(const persistent::Plan& plan, const ConvProblem& problem, c
   const double quads_us =
       (size_of(problem.dtype) == 2 ? own::nchw_half : own::nchw) * 1e-6 * static_cast<double>(problem.output_numel());
   const double launch_us = plan.weights.mode == Mode::single ? own::single_launch : own::launch;
-  return wgmma_factor(plan, problem) * (launch_us + kernel_us) + element_stores_us(plan, device) +
+  return wgmma_factor(plan, problem) * (launch_us + kernel_us) + element_stores_us(plan, problem, device) +
          (plan.stores_quads ? quads_us : 0.0);
 }
 

@@ -22,8 +22,9 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
   const ConvProblem& problem = args.problem;
   const Weights& weights = plan.weights;
   const bool sums_apart = plan.partial_bytes(problem) > 0;  // which are dense
-  const ConvProblem written = sums_apart ? without_ranges(without_shuffle(problem)) : problem;
-  const Strides4 out = output_strides(written);
+  const Strides4 out =
+      sums_apart ? dense_strides(problem.layout, problem.k, problem.p(), problem.q()) : output_strides(problem);
+  const ShuffledPlaces shuffled(problem, plan.filter_tile);
   const bool product = is_matrix_product(problem) || plan.flat;
   const std::int64_t per_split = ceil_div(plan.stages, plan.split_k);
   Params<T> params{
@@ -42,7 +43,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .y_pixel = out.w,
       .y_filter = out.c,
       .y_numel = problem.output_numel(),
-      .shuffled = {written, plan.filter_tile},
+      .shuffled = sums_apart ? shuffled.of_sums() : shuffled,
       .tile_n = plan.tile_n,
       .tile_p = plan.tile_p,
       .tile_q = plan.tile_q,
@@ -66,6 +67,7 @@ Params<T> make_params(const ConvArgs& args, const Plan& plan, void* workspace, c
       .row_bytes = plan.box_w * input_row_bytes,
       .by_row = problem.q(),
       .by_rows = problem.p(),
+      .by_k = problem.k,
       .along_filters = problem.layout == Layout::nhwc,
       .vectors = false,
       .quads = false,

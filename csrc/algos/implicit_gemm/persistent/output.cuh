@@ -158,6 +158,27 @@ __device__ __forceinline__ void store_columns(const Params<typename S::T>& param
   }
 }
 
+// The same of so few filters that most lanes would have none: each has an element of y in its turn, of all pixels.
+template <typename S, int width>
+__device__ __forceinline__ void store_few(const Params<typename S::T>& params, int split, const FilterData<S>& filters,
+                                          const OutputStage& stage) {
+  const int lane = threadIdx.x % 32, elements = OutputStage::rows * params.k;
+#pragma unroll 1
+  for (int i = lane; i < elements; i += 32) {
+    unsigned row = static_cast<unsigned>(i);
+    const int k = static_cast<int>(params.by_k.divmod(row));
+    if (stage.index[row] < 0) continue;
+    const std::int64_t index = stage.index[row] + k;
+    float value = stage.values[row][k];
+    if constexpr (S::scaled) value *= power_of_two(-stage.exponent[row]) * power_of_two(-filters.exponent[k]);
+    if (params.partial != nullptr) {
+      params.partial[split * params.y_numel + index] = value;
+    } else {
+      params.y[index] = finish_one<S>(params.epilogue, value + to_float(filters.bias[k]), index);
+    }
+  }
+}
+
 // The same one by one, in any order of y, for any scales.
 template <typename S, int width>
 __device__ __forceinline__ void store_single(const Params<typename S::T>& params, int split,
@@ -391,6 +412,8 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
       const int first = turn * width, first_k = work_tile.filter_tile * S::filter_tile + first;
       if (params.quads && moderate) {
         store_pixel_quads<S, width>(params, work_tile.split, filters, stage, first, first_k);
+      } else if (params.along_filters && moderate && params.k <= few_filters) {
+        if (turn == 0) store_few<S, width>(params, work_tile.split, filters, stage);
       } else if (params.along_filters && moderate) {
         store_columns<S, width>(params, work_tile.split, filters, stage, first, first_k);
       } else {

@@ -40,6 +40,7 @@ constexpr int max_box_pixels = 640, max_split_k = 8;  // of a reduction: the blo
 constexpr std::size_t shared_limit = 227 * 1024;
 constexpr std::size_t shared_overhead = 12 * 1024;  // alignment, barriers, overflow flags of tiles, data of filters
 constexpr std::size_t min_staging = 22 * 1024, max_staging = 64 * 1024;  // sums on their way to y
+constexpr int few_filters = 8;                                           // that are stored by elements of y
 constexpr int box_bytes = 128;                                           // of filters, that a copy brings to y
 
 // What depends on the weight and the class alone (the rule of packed_weight()).

@@ -42,6 +42,7 @@ struct Params {
   int rows, halo_rows;         // flat: of an image of y; of input beyond those of y
   int row_bytes;               // flat: of a row of a stage
   FastDivide by_row, by_rows;
+  FastDivide by_k;
   int s, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
   bool along_filters;   // of y: NHWC, else NCHW
   bool vectors;         // NHWC: 16 bytes of filters of y and of the residual are one aligned access
