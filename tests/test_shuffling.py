@@ -16,13 +16,15 @@ from torch import Tensor, nn
 
 import fastconv
 from fastconv import _C, ops
+from fastconv.compiler import ahead
+from fastconv.rewrites import Taken
 from fastconv.testing import poisoned_memory
 
 aten = torch.ops.aten
 FROZEN = replace(OURS, packed=True, scatters=True)
 pytestmark = pytest.mark.usefixtures("full_precision")
 
-# Filters of a pixel that fill tiles and that do not; windows of one tap, of two and of three; rows that end within a tile.
+# Filters of a pixel that fill tiles and that do not; windows of one to four taps; rows that end within a tile.
 SHAPES = [
     Shape(2, 16, 9, 7, 128, 1, 1),
     Shape(3, 24, 8, 11, 256, 1, 1),
@@ -289,6 +291,18 @@ def test_only_frozen_weights_static_shapes_and_channels_last():
         assert backend.count(ops.shuffled_weight_op) == 0
     backend = check(Model(TAKEN["upsampling"][0]).eval(), picture().contiguous(), FROZEN)
     assert backend.count(ops.shuffled_weight_op) == 0
+
+
+def test_an_exported_graph_has_upsamplings_by_name():
+    forward = TAKEN["upsampling"][0]
+    module, found = ahead.rewritten(model(forward), (picture(),), FROZEN)
+    assert ["+".join(each.parts) for each in found if isinstance(each, Taken)] == ["upsample+conv"]
+    plain = model(forward)
+    assert torch.allclose(module(picture()), plain(picture()), atol=1e-5)
+    assert not module.graph.find_nodes(op="call_function", target=ops.shuffled_weight_op)  # Python's: it is folded
+    other = lambda m, x: m.conv(F.interpolate(x, scale_factor=2.04))  # noqa: E731  (12 x 18, too, of other pixels)
+    _, found = ahead.rewritten(model(other), (picture(),), FROZEN)
+    assert ["+".join(each.parts) for each in found if isinstance(each, Taken)] == ["conv"]
 
 
 def test_not_finite_values_reach_what_they_reach():

@@ -80,9 +80,7 @@ def measure(
     ]
 
 
-def measured_once(
-    problem: Problem, accuracy: str, layout: str, device: torch.device, choice: str
-) -> tuple[str, float]:
+def measured_once(problem: Problem, accuracy: str, layout: str, device: torch.device, choice: str) -> tuple[str, float]:
     """What `auto`, of which `choice` is that by cost, takes where PyTorch searches, too: a layer then measures at its
     first call (`fastconv.once`). By a contender's name; and how many milliseconds that took."""
     convolution = _convolution(problem, accuracy, layout, device).in_pass(problem.direction)

@@ -91,10 +91,11 @@ ConvProblem make_problem(std::int64_t n, std::int64_t c, std::int64_t h, std::in
   require(!problem.shuffles() || (problem.layout == Layout::nhwc && groups == 1 && k % 4 == 0),
           text_of("shuffle is '", shuffle, "' of ", k, " filters in ", groups, " groups in layout ", layout,
                   "; expected a multiple of 4, 1 and nhwc"));
-  require(!problem.shuffles() || !(residual || max_pool), "shuffle is '" + shuffle + "'; expected no residual and pool");
-  require(!problem.shifts() || (problem.p() >= 1 && problem.q() >= 1),
-          "shuffle is '" + shuffle + "' of an output of " + pair(problem.p(), problem.q()) +
-              "; expected at least (1, 1)");
+  require(!problem.shuffles() || !(residual || max_pool),
+          "shuffle is '" + shuffle + "'; expected no residual and pool");
+  require(
+      !problem.shifts() || (problem.p() >= 1 && problem.q() >= 1),
+      "shuffle is '" + shuffle + "' of an output of " + pair(problem.p(), problem.q()) + "; expected at least (1, 1)");
   require(!max_pool || (problem.p() >= 2 && problem.q() >= 2),
           "max_pool is True of an output of " + pair(problem.p(), problem.q()) + "; expected at least (2, 2)");
   return problem;

@@ -1,4 +1,5 @@
-// Where the filters of a shuffle (ConvProblem::shuffle) read and write: a block's are those of one pixel (a, b) of 2 x 2.
+// Where the filters of a shuffle (ConvProblem::shuffle) read and write: a block's are those of one pixel (a, b) of 2
+// x 2.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ struct ShuffledPlaces {
     return places;
   }
 
-  FASTCONV_HOST_DEVICE int row(int filter_tile) const { return static_cast<int>(pixel(filter_tile) >> 1); }      // a
+  FASTCONV_HOST_DEVICE int row(int filter_tile) const { return static_cast<int>(pixel(filter_tile) >> 1); }     // a
   FASTCONV_HOST_DEVICE int column(int filter_tile) const { return static_cast<int>(pixel(filter_tile) & 1u); }  // b
   // In y, from where filter k of the convolution would be to where it is: 0 or more.
   FASTCONV_HOST_DEVICE int offset(int filter_tile) const {

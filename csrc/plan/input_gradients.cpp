@@ -72,8 +72,7 @@ double weaving_us(const InputGradientChoice& choice, const ConvProblem& problem,
 // What our convolutions take, each of which takes as long as the one with the most taps.
 double own_us(const InputGradientChoice& choice, double convolution_us, const ConvProblem& problem,
               const DeviceInfo& device) {
-  return choice.convolutions * convolution_us + flipping_us(problem, device) +
-         weaving_us(choice, problem, device);
+  return choice.convolutions * convolution_us + flipping_us(problem, device) + weaving_us(choice, problem, device);
 }
 
 // What PyTorch's gradient takes, beside our convolutions as they were chosen; on the CPU as long as the forward pass.

@@ -19,7 +19,16 @@ from torch import Tensor, fx
 from fastconv import _C, ops, settings
 from fastconv.rewrites import constants
 from fastconv.rewrites.choosing import write_target
-from fastconv.rewrites.convolution import Asked, Call, Taken, call_of, channels_around, is_channels_last, is_static, plan_of
+from fastconv.rewrites.convolution import (
+    Asked,
+    Call,
+    Taken,
+    call_of,
+    channels_around,
+    is_channels_last,
+    is_static,
+    plan_of,
+)
 from fastconv.rewrites.editor import Editor, value_of
 from fastconv.rewrites.patterns import Match, Rewrite, never, new_call
 from fastconv.selection import is_librarys
@@ -48,8 +57,9 @@ class Shuffled(NamedTuple):
         n, c, h, w = x.shape
         problem = _C.ConvProblem(
             n=n, c=c, h=h, w=w, k=self.filters, r=self.taps[0], s=self.taps[1], stride=tuple(call.stride),
-            padding=tuple(call.padding), dilation=tuple(call.dilation), dtype=ops.dtype_name(x.dtype), precision=call.precision, layout="nhwc", bias=call.bias is not None,
-            activation=call.activation, x_channels=channels_around(x), y_channels=y_channels, shuffle=self.shuffle,
+            padding=tuple(call.padding), dilation=tuple(call.dilation), dtype=ops.dtype_name(x.dtype),
+            precision=call.precision, layout="nhwc", bias=call.bias is not None, activation=call.activation,
+            x_channels=channels_around(x), y_channels=y_channels, shuffle=self.shuffle,
             **settings.Limits(call.max_error, call.max_workspace)._asdict(),
         )  # fmt: skip
         row: dict[str, Any] = ops.choose(call.algorithm, problem, ops.device_info(x.device))
@@ -132,7 +142,7 @@ def _of_pixel_shuffle(node: fx.Node) -> tuple[Shuffled, float] | None:
     if call is None or call.residual is not None or call.max_pool or call.groups != 1 or not is_channels_last(call):
         return None
     now, y = plan_of(call), value_of(node)
-    if now is None:
+    if now is None or not is_static(call.input):
         return None
     k, _, r, s = value_of(call.weight).shape
     size = y.numel() * y.element_size()
@@ -218,7 +228,9 @@ def _replacement(match: Match, asked: Asked, edit: Editor) -> fx.Node:
 SHUFFLED = Rewrite("shuffled", (ops.conv2d_op, aten.convolution.default, *_VIEWS), _find, never, _replacement)
 
 
-# Upsamplings, of which graphs have the indices ----------------------------------------------------------------------
+# Upsamplings, of which Inductor's graphs have the indices, and torch.export's the operator ---------------------------
+
+_UPSAMPLE = aten.upsample_nearest2d
 
 _ARITHMETIC: tuple[Callable[..., Any], ...] = (
     aten.add.Tensor, aten.mul.Tensor, aten.unsqueeze.default, aten.view.default, aten.floor.default,
@@ -234,20 +246,32 @@ def _upsampled(value: Any) -> fx.Node | None:
     value = _plain(value, dtype)
     if not isinstance(value, fx.Node) or len(value.users) > 1:
         return None
+    if value.target in (_UPSAMPLE.vec, _UPSAMPLE.default):
+        return _doubled(value)
     if value.target not in (aten._unsafe_index.Tensor, aten.index.Tensor):
         return None
     image, indices = value.args
     image = _plain(image, dtype)
     x = value_of(image)
-    if x.dtype != dtype or not is_static(image) or x.dim() != 4 or len(indices) != 4 or indices[:2] != [None, None]:  # type: ignore[arg-type]
+    indices = list(indices)  # type: ignore[arg-type]
+    if x.dtype != dtype or not is_static(image) or x.dim() != 4 or len(indices) != 4 or indices[:2] != [None, None]:
         return None
-    for dim, index, shape in ((2, indices[2], (-1, 1)), (3, indices[3], (-1,))):  # type: ignore[index]
+    for dim, index, shape in ((2, indices[2], (-1, 1)), (3, indices[3], (-1,))):
         size = x.shape[dim]
         if tuple(value_of(index).shape) != tuple(2 * size if each < 0 else each for each in shape):
             return None
         if not _repeats(index, size):
             return None
     return image  # type: ignore[no-any-return]
+
+
+def _doubled(value: fx.Node) -> fx.Node | None:
+    """What an upsampling doubles."""
+    image, _, *scales = value.args
+    x, y = value_of(image), value_of(value)
+    flat = [each for scale in scales for each in (scale if isinstance(scale, (list, tuple)) else [scale])]
+    is_double = is_static(image) and list(y.shape[2:]) == [2 * size for size in x.shape[2:]]
+    return image if is_double and set(flat) <= {None, 2.0} else None  # type: ignore[return-value]
 
 
 def _plain(value: Any, dtype: torch.dtype) -> Any:

@@ -30,10 +30,10 @@ class Loader {
     const unsigned half = params_.by_n_splits.divmod(packed_tile);
     const unsigned char* filters = params_.weight + packed_tile * params_.packed_tile_bytes + half * S::limb_bytes;
     const ShuffledPlaces& shuffled = params_.shuffled;
-    const int first_row = work_tile.p * params_.stride_h - params_.pad_h +
-                          shuffled.shifts * shuffled.row(work_tile.filter_tile);
-    const int first_column = work_tile.q * params_.stride_w - params_.pad_w +
-                             shuffled.shifts * shuffled.column(work_tile.filter_tile);
+    const int first_row =
+        work_tile.p * params_.stride_h - params_.pad_h + shuffled.shifts * shuffled.row(work_tile.filter_tile);
+    const int first_column =
+        work_tile.q * params_.stride_w - params_.pad_w + shuffled.shifts * shuffled.column(work_tile.filter_tile);
     for (int stage = work_tile.first_stage; stage < work_tile.last_stage; ++stage) {
       unsigned block = stage, tap = 0;  // of channels
       if (params_.stage_taps != params_.taps) tap = params_.by_taps.divmod(block);

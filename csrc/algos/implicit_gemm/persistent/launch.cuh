@@ -133,12 +133,11 @@ void run_kernel(const ConvArgs& args, const Plan& plan, const Params<T>& params,
                x_box, is_matrix_product(problem));
   // Shuffled: rows of 2 Q pairs of pixels (ShuffledPlaces).
   const int rows_of_pairs = problem.shuffles() ? 2 : 1;
-  const CUtensorMap y_map =
-      params.stores_by_tma
-          ? make_map(args.y, problem.dtype, problem.p(), rows_of_pairs * problem.q(),
-                     rows_of_pairs == 2 ? 2 * problem.y_pitch() : problem.k, rows_of_pairs * problem.y_pitch(), y_box,
-                     params.in_a_row)
-          : CUtensorMap{};
+  const CUtensorMap y_map = params.stores_by_tma
+                                ? make_map(args.y, problem.dtype, problem.p(), rows_of_pairs * problem.q(),
+                                           rows_of_pairs == 2 ? 2 * problem.y_pitch() : problem.k,
+                                           rows_of_pairs * problem.y_pitch(), y_box, params.in_a_row)
+                                : CUtensorMap{};
   const CUtensorMap residual_map =
       params.residual_stages > 0
           ? make_map(args.residual, problem.dtype, problem.p(), problem.q(), problem.k, 0, y_box, params.in_a_row)

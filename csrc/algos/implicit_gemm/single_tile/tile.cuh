@@ -6,8 +6,8 @@
 #include "algos/implicit_gemm/single_tile/plan.h"
 #include "core/fast_divide.h"
 #include "device/epilogue.h"
-#include "device/shuffled_places.h"
 #include "device/mma.cuh"
+#include "device/shuffled_places.h"
 #include "hopper/pipeline.cuh"
 #include "hopper/ptx/cluster.cuh"
 #include "hopper/ptx/mbarrier.cuh"
@@ -56,7 +56,7 @@ struct Params {
   const int* exponents;  // class fp32: of the filters' scales, [filter]
   bool nchw;
   FastDivide by_image;  // pixels
-  int y_pitch, y_row;  // NHWC: from one pixel of the convolution to the next, from one row
+  int y_pitch, y_row;   // NHWC: from one pixel of the convolution to the next, from one row
   ShuffledPlaces shuffled;
 };
 
