@@ -52,8 +52,10 @@ def _register_flop_formulas() -> None:
 
     @register(ops.conv2d_packed_into_op)
     def _(out: Any, input: Any, *rest: Any, out_shape: Any, **_: Any) -> int:
-        geometry = rest[5]
-        return forward(input, geometry[:4], None, None, None, None, False, out_val=out)
+        geometry, shuffle = rest[5], (*rest, "none")[13]
+        size = 1 if shuffle == "none" else 2  # of whose outputs a filter computes one
+        outputs = [*out[:2], out[2] // size, out[3] // size]
+        return forward(input, geometry[:4], None, None, None, None, False, out_val=outputs)
 
     @register(ops.conv_transpose2d_op)
     def _(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:

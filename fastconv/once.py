@@ -6,7 +6,7 @@
 - on a CPU whose rates nobody has measured, one with neither AVX2 nor AVX-512: the two cheapest candidates and PyTorch's
   convolution. The choice is kept as `fastconv.tune`'s are (`fastconv.measured`).
 
-A call that trains its weight has the gradients measured, too. What is compiled is measured while it is compiled, where
+A call that trains its weight has that gradient measured, too. What is compiled is measured while it is compiled, where
 sizes are known. FASTCONV_MEASURE=1 measures on every device and keeps the choices, FASTCONV_MEASURE=0 never.
 """
 
@@ -88,8 +88,10 @@ def measure(
 
 
 def measure_problems(convolution: tuning.Convolution, passes: Sequence[str]) -> None:
-    """Measures those passes of a convolution that have not been."""
-    for each in [each for each in map(convolution.in_pass, passes) if each.key not in measured.choices()]:
+    """Measures those passes of a convolution that have not been: but for the input gradient, of which a quick measurement
+    tells less than the costs (docs/log/155-shuffles.md)."""
+    wanted = (convolution.in_pass(pass_) for pass_ in passes if pass_ != "backward_input")
+    for each in [each for each in wanted if each.key not in measured.choices()]:
         tuning.measure_quickly(each, kept=settings.measure is True or convolution.device.type == "cpu")
 
 

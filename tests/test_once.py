@@ -86,10 +86,10 @@ def test_every_form_of_a_call(timed):
     assert len(timed) == 4
     for _ in range(3):
         layer()(x.requires_grad_()).sum().backward()
-    assert [pass_ for *_, pass_ in list(measured.choices())[4:]] == ["forward", "backward_input", "backward_weight"]
+    assert [pass_ for *_, pass_ in list(measured.choices())[4:]] == ["forward", "backward_weight"]
     frozen = layer().requires_grad_(False)
     frozen(x).sum().backward()  # the problem of a layer with a bias, whose weight is packed beforehand
-    assert len(timed) == len(measured.choices()) == 8
+    assert len(timed) == len(measured.choices()) == 7
 
 
 def test_a_call_that_was_measured_is_as_short_as_any(timed, monkeypatch):
@@ -185,9 +185,9 @@ def test_training_under_autocast_keeps_no_packed_weight(timed):
         y.sum().backward()
     assert conv._fastconv.packed == []
     assert {("bfloat16" in problem, pass_) for _, problem, pass_ in measured.choices()} == {
-        (True, "forward"), (True, "backward_input"), (True, "backward_weight")
+        (True, "forward"), (True, "backward_weight")
     }  # fmt: skip
-    assert len(timed) == 3
+    assert len(timed) == 2
 
 
 def _compiled(model, **options):
@@ -210,7 +210,7 @@ def test_compiled_code_is_measured_while_it_is_compiled(timed):
     x.requires_grad_()
     _compiled(model.train())(x).sum().backward()
     passes = [pass_ for *_, pass_ in list(measured.choices())[2:]]
-    assert sorted(passes) == ["backward_input"] * 2 + ["backward_weight"] * 2 + ["forward"] * 2
+    assert sorted(passes) == ["backward_weight"] * 2 + ["forward"] * 2
 
 
 def test_compiled_code_is_not_measured_where_sizes_are_unknown_or_nobody_wants_it(timed, monkeypatch):

@@ -13,6 +13,7 @@ from harness import ALGORITHMS, CLASSES, DEVICES, OWN, Epilogue, make_case, pack
 from rewriting import OURS, check
 from shapes import Shape
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import fastconv
 from fastconv import _C, ops
@@ -248,7 +249,8 @@ def test_taken(name, monkeypatch):
 
 
 def direct(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the rewrites do does not hang on the kernels of this machine: here ranges are written directly."""
+    """What the rewrites do does not hang on the kernels of this machine: here ranges are written directly. Nor is
+    anything frozen where Inductor does not run."""
     from fastconv.rewrites import choosing, concatenation, convolution, shuffling
 
     def plan_of(call: Any, **around: Any) -> Any:
@@ -256,8 +258,10 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (choosing, concatenation):
         monkeypatch.setattr(module, "plan_of", plan_of)
-    choose = ops.choose
-    monkeypatch.setattr(shuffling.ops, "choose", lambda *args: choose(*args) | {"shuffles_apart": False})
+    candidates = _C.candidates
+    in_place = lambda *args: [row | {"shuffles_apart": False} for row in candidates(*args)]  # noqa: E731
+    monkeypatch.setattr(shuffling._C, "candidates", in_place)
+    monkeypatch.setattr(shuffling.Shuffled, "is_known", lambda self: True)
 
 
 LEFT = {
@@ -305,14 +309,46 @@ def test_an_exported_graph_has_upsamplings_by_name():
     assert ["+".join(each.parts) for each in found if isinstance(each, Taken)] == ["conv"]
 
 
+def test_an_algorithm_that_does_not_fit_leaves_the_graph_as_it_is():
+    """Winograd is for 3x3, not for the 2x2 or 1x1 of pixels."""
+    for name in ("upsampling", "transposed", "transposed, shifted"):
+        backend = check(model(TAKEN[name][0]), picture(), replace(FROZEN, algorithm="winograd_f2"), limit=1e-4)
+        assert backend.count(ops.shuffled_weight_op) == 0
+
+
+def test_weights_that_inputs_decide_and_sums_beyond_the_type_are_left():
+    def rows(plain: nn.Module, x: Tensor) -> list[Any]:
+        function = fastconv.compile(plain, frozen=True, algorithm="direct")
+        with torch.no_grad():
+            y, expected = function(x), plain(x)
+        assert torch.allclose(y, expected, rtol=1e-2, atol=1e-2)
+        return function.report.rows  # type: ignore[no-any-return]
+
+    scaled = lambda m, x: F.conv_transpose2d(x, m.up.weight * x.mean(), m.up.bias, stride=2)  # noqa: E731
+    assert [row.reason_code for row in rows(model(scaled), picture())] == ["transposed"]
+    large = model(TAKEN["upsampling"][0]).half()
+    nn.init.constant_(large.conv.weight, 20000.0)
+    assert [row.fused for row in rows(large, picture().half() * 1e-4)] == ["conv"]
+
+
+def test_flops_are_those_that_are_computed():
+    last = {"memory_format": torch.channels_last}
+    x, out = torch.randn(1, 8, 6, 6).to(**last), torch.empty(1, 4, 12, 12).to(**last)
+    packed = ops.pack_weight(torch.randn(16, 8, 1, 1), 1, "direct", "fp32")
+    rest = ([16, 8, 1, 1, 1, 1, 0, 0, 1, 1, 1], True, "direct", "fp32", "none", 0.0, "none", False, "pixels")
+    with FlopCounterMode(display=False) as counter:
+        torch.ops.fastconv.conv2d_packed_into(out, x, packed, None, None, None, None, *rest)
+    assert counter.get_total_flops() == 2 * 6 * 6 * 16 * 8
+
+
 def test_not_finite_values_reach_what_they_reach():
     x = picture()
     x[0, 0, 2, 3], x[1, 3, 5, 8] = math.nan, math.inf
     for name in ("upsampling", "transposed", "transposed, shifted"):
         plain = model(TAKEN[name][0])
-        compiled = fastconv.compile(plain, frozen=True, algorithm="direct")
+        function = fastconv.compile(plain, frozen=True, algorithm="direct")
         with torch.no_grad():
-            y, expected = compiled(x), plain(x)
+            y, expected = function(x), plain(x)
         finite = expected.isfinite()
         assert torch.equal(y.isfinite(), finite)
         assert torch.allclose(y[finite], expected[finite], atol=1e-5)
@@ -339,14 +375,14 @@ def test_compiled(dtype, device):
     x, skip = (torch.randn(2, c, n, n).to(device, dtype, memory_format=torch.channels_last)
                for c, n in ((64, size), (64, 2 * size)))  # fmt: skip
     algorithm = "auto" if device == "cuda" else "direct"
-    compiled = fastconv.compile(plain, frozen=True, algorithm=algorithm)
+    function = fastconv.compile(plain, frozen=True, algorithm=algorithm)
     with torch.no_grad():
-        y, expected = compiled(x, skip), plain(x, skip)
+        y, expected = function(x, skip), plain(x, skip)
         exact = plain.double()(x.double(), skip.double())
     assert (y.shape, y.stride()) == (expected.shape, expected.stride())
     error, own = ((values.double() - exact).norm() / exact.norm() for values in (y, expected))
     assert error <= 4 * own + 1e-6
-    taken = {row.fused for row in compiled.report.rows}
+    taken = {row.fused for row in function.report.rows}
     if device == "cpu" or torch.cuda.get_device_capability() == (9, 0):
         assert "upsample+conv+silu" in taken, taken
 

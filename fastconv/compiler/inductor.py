@@ -38,7 +38,8 @@ def _code() -> str:
     """What the rewrites are: their own text, that of the lowerings, and the library that plans for them."""
     digest = hashlib.sha256(built.version().encode())
     folder = Path(rewrites.__file__).parent
-    for file in (*sorted(folder.glob("*.py")), folder.parent / "integrations.py"):
+    others = ("integrations.py", "ops/scatter.py", "ops/shuffling.py")
+    for file in (*sorted(folder.glob("*.py")), *map(folder.parent.joinpath, others)):
         digest.update(file.read_bytes())
     digest.update(built.digest().encode())
     return digest.hexdigest()

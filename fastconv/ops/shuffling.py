@@ -49,7 +49,7 @@ def _shuffled_weight(weight: Tensor, of: str) -> Tensor:
     convolution: from [C, K, R, S]. Of a "pixel_shuffle": from [4 K, C, R, S], in another order. Likewise the bias."""
     torch._check(of in KINDS, lambda: f"fastconv: of is '{of}'; expected one of {', '.join(KINDS)}")
     if of == "pixel_shuffle":
-        return weight.unflatten(0, (-1, 4)).transpose(0, 1).reshape(weight.shape)
+        return weight.unflatten(0, (-1, 4)).transpose(0, 1).reshape(weight.shape).clone()  # a view of four filters
     if weight.dim() == 1:
         return weight.repeat(4)
     rows, columns = weight.shape[2:]

@@ -195,9 +195,11 @@ def rewrite(
     constants.mark(graph, graph.owning_module, frozen if asked.packed else {})
     _apply(graph, (patterns.CONVOLUTION,), asked, edit)
     left = apply(graph, (preceding.PRECEDING, branches.BRANCHES, *scaling.SCALING, *_FUSING), asked, edit)
+    constants.mark(graph, graph.owning_module, frozen if asked.packed else {})
     concatenations = concatenation.concatenate(graph, asked, edit)
     widening.widen(graph, asked, edit)
     apply(graph, (shuffling.SHUFFLED,), asked, edit)
+    graph.eliminate_dead_code()  # what stood between a convolution and its shuffle: nobody is to plan for it
     apply(graph, choosing.CHOOSING, asked, edit)
     graph.eliminate_dead_code()  # norms before convolutions
     names = {node.name for node in graph.nodes}

@@ -10,6 +10,7 @@ The first two have as many taps in each dimension for even pixels as for odd one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -35,9 +36,6 @@ from fastconv.selection import is_librarys
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-# Sums of weights are rounded to half types once more: by as much as the output is, so that both are sqrt(2) times that.
-_MAX_ERROR = 1.5
-
 
 class Shuffled(NamedTuple):
     """What takes a convolution's place."""
@@ -62,9 +60,32 @@ class Shuffled(NamedTuple):
             x_channels=channels_around(x), y_channels=y_channels, shuffle=self.shuffle,
             **settings.Limits(call.max_error, call.max_workspace)._asdict(),
         )  # fmt: skip
-        row: dict[str, Any] = ops.choose(call.algorithm, problem, ops.device_info(x.device))
+        device = ops.device_info(x.device)
+        row: dict[str, Any] = (
+            ops.choose("auto", problem, device)
+            if call.algorithm == "auto"
+            else next(row for row in _C.candidates(problem, device) if row["algorithm"] == call.algorithm)
+        )
+        limited = call.max_error is not None and not self._is_within(row)
         fits = row["ok"] and not is_librarys(row["algorithm"]) and not (y_channels and row["shuffles_apart"])
-        return row if fits else None
+        return row if fits and not limited else None
+
+    def _is_within(self, row: dict[str, Any]) -> bool:
+        """Whether the caller's limit admits it, with what sums of weights that are rounded to half types add: as much
+        as the output's rounding, which is the error of PyTorch's."""
+        sums = self.of == "upsampling" and value_of(self.call.input).element_size() == 2
+        error = math.hypot(row["expected_error"], 1.0 if sums else 0.0)
+        return bool(row["auto_eligible"]) and error <= float(self.call.max_error or math.inf)
+
+    def is_known(self) -> bool:
+        """Whether the weight is the same in every call, so that this one can be made of it, and stays finite in its
+        type where that one is."""
+        values = constants.known([self.call.weight, self.call.bias])
+        if values is None:
+            return False
+        with constants.computing():
+            made = ops.shuffled_weight_op(values[0], self.of)
+            return bool(made.isfinite().all()) or not bool(values[0].isfinite().all())
 
 
 def _taps(sizes: Any) -> tuple[int, int] | None:
@@ -93,8 +114,6 @@ def _of_upsampling(node: fx.Node) -> tuple[Shuffled, float] | None:
     if (call.stride, call.dilation, call.groups) != ([1, 1], [1, 1], 1) or min(r, s) < 3:
         return None
     if r % 2 == 0 or s % 2 == 0 or call.padding != [r // 2, s // 2]:
-        return None
-    if value_of(image).element_size() == 2 and call.max_error is not None and call.max_error < _MAX_ERROR:
         return None
     taps, now = _taps((r + 1, s + 1)), plan_of(call)
     if taps is None or now is None:
@@ -180,7 +199,7 @@ def chosen(node: fx.Node, asked: Asked) -> Shuffled | None:
         return None
     shuffled, us = found
     is_faster = value_of(shuffled.call.input).is_cuda and row["cost_us"] < us
-    return shuffled if is_faster or shuffled.call.algorithm != "auto" else None
+    return shuffled if (is_faster or shuffled.call.algorithm != "auto") and shuffled.is_known() else None
 
 
 def writes_range(node: fx.Node, channels: int, asked: Asked) -> bool:
@@ -247,13 +266,15 @@ def _upsampled(value: Any) -> fx.Node | None:
     if not isinstance(value, fx.Node) or len(value.users) > 1:
         return None
     if value.target in (_UPSAMPLE.vec, _UPSAMPLE.default):
-        return _doubled(value)
+        return _doubled(value, dtype)
     if value.target not in (aten._unsafe_index.Tensor, aten.index.Tensor):
         return None
     image, indices = value.args
     image = _plain(image, dtype)
     x = value_of(image)
     indices = list(indices)  # type: ignore[arg-type]
+    if None in indices[2:]:
+        return None
     if x.dtype != dtype or not is_static(image) or x.dim() != 4 or len(indices) != 4 or indices[:2] != [None, None]:
         return None
     for dim, index, shape in ((2, indices[2], (-1, 1)), (3, indices[3], (-1,))):
@@ -265,19 +286,20 @@ def _upsampled(value: Any) -> fx.Node | None:
     return image  # type: ignore[no-any-return]
 
 
-def _doubled(value: fx.Node) -> fx.Node | None:
-    """What an upsampling doubles."""
+def _doubled(value: fx.Node, dtype: torch.dtype) -> fx.Node | None:
+    """What an upsampling doubles, in that dtype."""
     image, _, *scales = value.args
+    image = _plain(image, dtype)
     x, y = value_of(image), value_of(value)
     flat = [each for scale in scales for each in (scale if isinstance(scale, (list, tuple)) else [scale])]
-    is_double = is_static(image) and list(y.shape[2:]) == [2 * size for size in x.shape[2:]]
+    is_double = x.dtype == dtype and is_static(image) and list(y.shape[2:]) == [2 * size for size in x.shape[2:]]
     return image if is_double and set(flat) <= {None, 2.0} else None  # type: ignore[return-value]
 
 
 def _plain(value: Any, dtype: torch.dtype) -> Any:
     """What a value is a copy of, in a dtype that holds all of `dtype`."""
     while isinstance(value, fx.Node) and len(value.users) == 1:
-        is_copy = value.target in (aten.clone.default, prims.convert_element_type.default)
+        is_copy = value.target in (aten.clone.default, aten._to_copy.default, prims.convert_element_type.default)
         if not is_copy or value_of(value).dtype not in (dtype, torch.float32):
             break
         value = value.args[0]
