@@ -88,8 +88,8 @@ def measure(
 
 
 def measure_problems(convolution: tuning.Convolution, passes: Sequence[str]) -> None:
-    """Measures those passes of a convolution that have not been: but for the input gradient, of which a quick measurement
-    tells less than the costs (docs/log/155-shuffles.md)."""
+    """Measures those passes of a convolution that have not been, but for the input gradient: of that one a quick
+    measurement tells less than the costs do (docs/log/155-shuffles.md)."""
     wanted = (convolution.in_pass(pass_) for pass_ in passes if pass_ != "backward_input")
     for each in [each for each in wanted if each.key not in measured.choices()]:
         tuning.measure_quickly(each, kept=settings.measure is True or convolution.device.type == "cpu")

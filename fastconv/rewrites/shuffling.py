@@ -126,9 +126,10 @@ def _of_upsampling(node: fx.Node) -> tuple[Shuffled, float] | None:
 
 
 def _of_transposed(node: fx.Node, asked: Asked) -> tuple[Shuffled, float] | None:
-    if not node.args[6]:
+    arguments: Any = node.args
+    x, weight, bias, stride, padding, dilation, is_transposed, output_padding, groups = arguments
+    if not is_transposed:
         return None
-    x, weight, bias, stride, padding, dilation, _, output_padding, groups = node.args
     if not (is_static(x) and is_static(weight)) or value_of(x).dim() != 4 or value_of(weight).dim() != 4:
         return None
     _, k, r, s = value_of(weight).shape
@@ -269,10 +270,9 @@ def _upsampled(value: Any) -> fx.Node | None:
         return _doubled(value, dtype)
     if value.target not in (aten._unsafe_index.Tensor, aten.index.Tensor):
         return None
-    image, indices = value.args
-    image = _plain(image, dtype)
+    arguments: Any = value.args
+    image, indices = _plain(arguments[0], dtype), list(arguments[1])
     x = value_of(image)
-    indices = list(indices)  # type: ignore[arg-type]
     if None in indices[2:]:
         return None
     if x.dtype != dtype or not is_static(image) or x.dim() != 4 or len(indices) != 4 or indices[:2] != [None, None]:
