@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from layers import relative_error
 
 import fastconv
 from fastconv import functional
@@ -128,9 +129,10 @@ def test_a_weight_that_is_trained(algorithm: str, lower: torch.dtype | None) -> 
             found.append((y, *torch.autograd.grad((y.float() ** 2).sum(), asked)))
         for ours, expected in zip(*found, strict=True):
             assert ours.dtype == expected.dtype
-            torch.testing.assert_close(
-                ours, expected, rtol=1e-4 if lower is None else 0.1, atol=1e-3 if lower is None else 1
-            )
+            if lower is None:
+                torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-3)
+            else:  # of values that nearly cancel nothing is left beside the others' roundings
+                assert relative_error(ours.double(), expected.double()) < 0.02
 
     for _ in range(4):
         both(x, b)

@@ -374,6 +374,14 @@ double half_input_gradient_us(const ConvProblem& problem, const DeviceInfo& devi
                   input_bytes(problem), output_bytes(problem), device);
 }
 
+// Half types in NHWC, a stride as large as the kernel, so that no two taps meet: transposed layers of 2x2. As slow as
+// six passes over its bytes, of eight shapes on an H200 (docs/log/155-shuffles.md).
+double apart_input_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
+  const bool apart = problem.r == problem.stride_h && problem.s == problem.stride_w && problem.r * problem.s > 1;
+  if (!apart || !is_nhwc(problem) || problem.groups > 1) return 0.0;
+  return 15.0 + memory_us(6.0 * (input_bytes(problem) + output_bytes(problem)), 1.0, device);
+}
+
 // First layers in float32, on the FP32 units: a kernel that writes 3 channels, or tiles that are nearly empty.
 double first_input_gradient_us(const ConvProblem& problem, const DeviceInfo& device) {
   const bool nhwc = is_nhwc(problem), tf32 = problem.accuracy == AccuracyClass::tf32 && problem.c > 1;
@@ -425,7 +433,7 @@ double input_gradient_us(const ConvProblem& problem, const SameConvolutions& sam
   if (problem.groups == 1 && problem.c <= 4 && !product && (!half || problem.c == 1)) {
     return first_input_gradient_us(problem, device);
   }
-  if (half) return half_input_gradient_us(problem, device);
+  if (half) return std::max(half_input_gradient_us(problem, device), apart_input_gradient_us(problem, device));
   const bool strided = problem.stride_h * problem.stride_w != 1;
   const bool known = strided || (product && is_nhwc(problem));
   if (problem.accuracy == AccuracyClass::tf32 && known && problem.groups == 1 && !is_unaligned(problem)) {
