@@ -485,10 +485,7 @@ def test_the_swaps_report_tells_of_gradients_if_it_is_asked():
     model(X)
     assert "backward" not in str(report)
     lines = report.table(selection.PASSES).splitlines()
-    header = next(
-        line for line in lines if line.split()[-1:] == ["backward_weight"]
-    )  # behind advice, where this machine has some
-    assert header.split()[-3:] == ["algorithm", "backward_input", "backward_weight"]
+    assert ["algorithm", "backward_input", "backward_weight"] in [line.split()[-3:] for line in lines]
     problem = _C.ConvProblem(2, 8, 9, 10, 6, 3, 3, stride=(2, 2))
     assert report.rows[1].choice("backward_input") == chosen("backward_input", problem)[0]
     names = {"backward_input": "together direct", "backward_weight": "torch"}
