@@ -97,9 +97,9 @@ void weave(const Tensor& target, std::array<std::int64_t, 2> begin, std::array<s
 }
 
 // One convolution per phase: no products with the zeros that a stride would put between rows.
-Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const GradientDimension& h,
-                 const GradientDimension& w, const Tensor& grad, const Tensor& weight,
+Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Tensor& grad, const Tensor& weight,
                  const std::optional<Tensor>& bias, Runtime& runtime, bool admitted) {
+  const auto h = GradientDimension::height(p), w = GradientDimension::width(p);
   std::optional<Tensor> result;
   const auto begin = [&](bool has_gaps) {
     result = empty({p.n, p.c, p.h, p.w}, p.layout, grad);
@@ -122,9 +122,8 @@ Tensor by_phases(const std::string& algorithm, const ConvProblem& p, const Gradi
 }
 
 // Residues with fewer taps than others multiply zeros, but the gradient is read once.
-Tensor at_once(const std::string& algorithm, const ConvProblem& p, const GradientDimension&, const GradientDimension&,
-               const Tensor& grad, const Tensor& weight, const std::optional<Tensor>& bias, Runtime& runtime,
-               bool admitted) {
+Tensor at_once(const std::string& algorithm, const ConvProblem& p, const Tensor& grad, const Tensor& weight,
+               const std::optional<Tensor>& bias, Runtime& runtime, bool admitted) {
   const GradientParts parts = all_phases(p);
   const auto& [rows, columns, shuffle] = parts;
   std::optional<Tensor> biases;
@@ -152,9 +151,8 @@ Tensor input_gradient_by_convolutions(InputGradientMethod method, const std::str
                                       bool admitted) {
   const auto guard = device_guard(grad);
   const std::unique_ptr<Runtime> runtime = make_runtime(device_of(grad));
-  const auto h = GradientDimension::height(p), w = GradientDimension::width(p);
   const auto form = method == InputGradientMethod::together ? at_once : by_phases;
-  return form(algorithm, p, h, w, in_layout(grad, p.layout), weight, bias, *runtime, admitted);
+  return form(algorithm, p, in_layout(grad, p.layout), weight, bias, *runtime, admitted);
 }
 
 namespace {

@@ -84,10 +84,13 @@ def _(input, packed, bias, residual, channels_last, settings):  # type: ignore[n
 
 
 @torch.library.register_fake(ops.conv2d_packed_into_op, lib=ops.library)
-def _(out, input, packed, bias, residual, scale, shift, geometry, channels_last, *rest):  # type: ignore[no-untyped-def]
+def _(  # type: ignore[no-untyped-def]
+    out, input, packed, bias, residual, scale, shift, geometry, channels_last, algorithm, precision, activation,
+    negative_slope, input_activation, residual_after, shuffle="none",
+):  # fmt: skip
     memory_format = torch.channels_last if channels_last else ops.format_of(input)
     y = _fake_conv2d(input, geometry[:4], bias, residual, _split(geometry[4:]), False, memory_format)
-    wanted = tuple(shuffled_shape(y.shape, rest[6] if len(rest) > 6 else "none"))
+    wanted = tuple(shuffled_shape(y.shape, shuffle))
     torch._check(out.shape == wanted, lambda: f"fastconv: out has shape {list(out.shape)}; expected {list(wanted)}")
     torch._check(out.dtype == input.dtype, lambda: f"fastconv: {_mistaken_dtype('out', out, input)}")
 

@@ -305,6 +305,12 @@ def _choice(call: Call, around: dict[str, Any]) -> tuple[dict[str, Any] | None, 
     problem = problem_of(call, **around)
     if problem is None:
         return None, ("", "")
+    return chosen_row(call, problem)
+
+
+def chosen_row(call: Call, problem: _C.ConvProblem) -> tuple[dict[str, Any], Obstacle]:
+    """The planner's row of what it takes for the call, whose kernels are to compute `problem`; PyTorch's where the
+    algorithm asked for cannot, and why."""
     device = ops.device_info(value_of(call.weight).device)
     if call.algorithm == "auto":
         return ops.choose("auto", problem, device), ("", "")

@@ -26,6 +26,7 @@ from fastconv.rewrites.convolution import (
     Taken,
     call_of,
     channels_around,
+    chosen_row,
     is_channels_last,
     is_static,
     plan_of,
@@ -40,6 +41,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 class Shuffled(NamedTuple):
     """What takes a convolution's place."""
 
+    conv: fx.Node
     call: Call  # with the input and the padding of the convolution that is shuffled, and the weight of the other
     of: str  # "upsampling", "transposed" or "pixel_shuffle": what `ops.shuffled_weight` makes of weight and bias
     taps: tuple[int, int]
@@ -60,22 +62,15 @@ class Shuffled(NamedTuple):
             x_channels=channels_around(x), y_channels=y_channels, shuffle=self.shuffle,
             **settings.Limits(call.max_error, call.max_workspace)._asdict(),
         )  # fmt: skip
-        device = ops.device_info(x.device)
-        row: dict[str, Any] = (
-            ops.choose("auto", problem, device)
-            if call.algorithm == "auto"
-            else next(row for row in _C.candidates(problem, device) if row["algorithm"] == call.algorithm)
-        )
-        limited = call.max_error is not None and not self._is_within(row)
-        fits = row["ok"] and not is_librarys(row["algorithm"]) and not (y_channels and row["shuffles_apart"])
-        return row if fits and not limited else None
+        row, _ = chosen_row(call, problem)
+        fits = not is_librarys(row["algorithm"]) and not (y_channels and row["shuffles_apart"])
+        return row if fits and self._is_within(row) else None
 
     def _is_within(self, row: dict[str, Any]) -> bool:
-        """Whether the caller's limit admits it, with what sums of weights that are rounded to half types add: as much
-        as the output's rounding, which is the error of PyTorch's."""
+        """Whether the caller's limit admits what sums of weights that are rounded to half types add: as much as the
+        output's rounding, which is the error of PyTorch's."""
         sums = self.of == "upsampling" and value_of(self.call.input).element_size() == 2
-        error = math.hypot(row["expected_error"], 1.0 if sums else 0.0)
-        return bool(row["auto_eligible"]) and error <= float(self.call.max_error or math.inf)
+        return not sums or math.hypot(row["expected_error"], 1.0) <= float(self.call.max_error or math.inf)
 
     def is_known(self) -> bool:
         """Whether the weight is the same in every call, so that this one can be made of it, and stays finite in its
@@ -122,7 +117,7 @@ def _of_upsampling(node: fx.Node) -> tuple[Shuffled, float] | None:
     device = ops.device_info(x.device)
     us = now["cost_us"] + _C.pass_us(x.numel() * x.element_size(), upsampled.numel() * x.element_size(), device)
     small = call._replace(input=image, padding=[taps[0] // 2, taps[1] // 2])
-    return Shuffled(small, "upsampling", taps, 4 * k), us
+    return Shuffled(node, small, "upsampling", taps, 4 * k), us
 
 
 def _of_transposed(node: fx.Node, asked: Asked) -> tuple[Shuffled, float] | None:
@@ -149,7 +144,7 @@ def _of_transposed(node: fx.Node, asked: Asked) -> tuple[Shuffled, float] | None
     )  # fmt: skip
     rows = _C.input_gradients(forward, ops.device_info(value_of(x).device))
     us = next(row["cost_us"] for row in rows if row["algorithm"] == "torch")
-    return Shuffled(call, "transposed", taps, 4 * k), us
+    return Shuffled(node, call, "transposed", taps, 4 * k), us
 
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -159,7 +154,9 @@ def _of_pixel_shuffle(node: fx.Node) -> tuple[Shuffled, float] | None:
     """Of the last of the views that a pixel_shuffle is taken apart into."""
     conv = _shuffles(node)
     call = call_of(conv)
-    if call is None or call.residual is not None or call.max_pool or call.groups != 1 or not is_channels_last(call):
+    if conv is None or call is None or call.groups != 1 or not is_channels_last(call):
+        return None
+    if call.residual is not None or call.max_pool:
         return None
     now, y = plan_of(call), value_of(node)
     if now is None or not is_static(call.input):
@@ -167,7 +164,7 @@ def _of_pixel_shuffle(node: fx.Node) -> tuple[Shuffled, float] | None:
     k, _, r, s = value_of(call.weight).shape
     size = y.numel() * y.element_size()
     us = now["cost_us"] + _C.pass_us(size, size, ops.device_info(y.device))
-    return Shuffled(call, "pixel_shuffle", (r, s), k), us
+    return Shuffled(conv, call, "pixel_shuffle", (r, s), k), us
 
 
 def _shuffles(node: fx.Node) -> fx.Node | None:
@@ -217,8 +214,7 @@ def _find(node: fx.Node, asked: Asked) -> Match | None:
     row = shuffled.row(int(value_of(target).shape[1])) if target is not None else None
     if row is None:
         target, row = None, shuffled.row()
-    conv = _shuffles(node) if shuffled.of == "pixel_shuffle" else node
-    return Match(target or node, conv, {"shuffled": shuffled, "target": target, "row": row, "value": node})
+    return Match(target or node, shuffled.conv, {"shuffled": shuffled, "target": target, "row": row, "value": node})
 
 
 def _replacement(match: Match, asked: Asked, edit: Editor) -> fx.Node:
