@@ -54,7 +54,7 @@ __device__ __forceinline__ void store_columns(const Params<typename S::T>& param
 }
 
 // The same of so few filters that most lanes would have none: each has an element of y in its turn, of all pixels.
-template <typename S, int width>
+template <typename S>
 __device__ __forceinline__ void store_few(const Params<typename S::T>& params, int split, const FilterData<S>& filters,
                                           const OutputStage& stage) {
   const int lane = threadIdx.x % 32, elements = OutputStage::rows * params.k;

@@ -324,7 +324,7 @@ __device__ __forceinline__ void store_staged(const Params<typename S::T>& params
       if (params.quads && moderate) {
         store_pixel_quads<S, width>(params, work_tile.split, filters, stage, first, first_k);
       } else if (params.along_filters && moderate && params.k <= few_filters) {
-        if (turn == 0) store_few<S, width>(params, work_tile.split, filters, stage);
+        if (turn == 0) store_few<S>(params, work_tile.split, filters, stage);
       } else if (params.along_filters && moderate) {
         store_columns<S, width>(params, work_tile.split, filters, stage, first, first_k);
       } else {
